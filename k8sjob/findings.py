@@ -34,6 +34,7 @@ class Finding:
         message: what is wrong, and the value seen.
         next_step: what to do now; empty: the message says it, or there is nothing to do.
         severity: error or warning.
+        source: the file's name.
         field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
         line: line in the file, counted from 1; 0 if there is none.
         column: column in the line, counted from 1; 0 if there is none.
@@ -43,6 +44,7 @@ class Finding:
     message: str
     next_step: str = ""
     severity: Severity = Severity.ERROR
+    source: str = ""
     field: str = ""
     line: int = 0
     column: int = 0
@@ -52,13 +54,17 @@ class Finding:
         """The message with the next step, as one sentence."""
         return "; ".join(part for part in (self.message, self.next_step) if part)
 
+    def __str__(self) -> str:
+        place = f"{self.source or '<text>'}:{self.line}:{self.column}"
+        return f"{place}: {self.severity}[{self.id}]: {self.text}"
+
     def as_dict(self, *place: str) -> dict[str, Any]:
         """What JSON has of it, with these parts of its place."""
         names = ("id", "severity", "message", "next_step", *place)
         return {name: getattr(self, name) for name in names}
 
 
-INVALID: Final = "invalid"
+INVALID: Final = "invalid-document"
 """The id of what makes a document one that cannot be accepted."""
 
 

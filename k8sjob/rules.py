@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from k8sjob.findings import Severity
+from k8sjob.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,14 +31,12 @@ class Check:
     subject: Subject
     why: str
 
-
-class Hit(NamedTuple):
-    """A rule's result: line and column from 1, the message, and the file if it is another."""
-
-    line: int
-    column: int
-    message: str
-    source: str = ""
+    def finding(
+        self, message: str, next_step: str = "", *, source: str = "", line: int = 1, column: int = 1
+    ) -> Finding:
+        """A finding of this check."""
+        finding = Finding(self.id, message, next_step, self.severity)
+        return replace(finding, source=source, line=line, column=column)
 
 
 class Rules(Generic[T]):
@@ -46,17 +44,17 @@ class Rules(Generic[T]):
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
+        self._rules: list[tuple[Check, Callable[[T], Iterable[Finding]]]] = []
 
-    def error(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+    def error(self, hits: Callable[[T], Iterable[Finding]]) -> None:
         """Make a function a check whose findings are errors: its docstring is the reason."""
         self._add(hits, Severity.ERROR)
 
-    def warning(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+    def warning(self, hits: Callable[[T], Iterable[Finding]]) -> None:
         """Make a function a check whose findings are warnings."""
         self._add(hits, Severity.WARNING)
 
-    def _add(self, hits: Callable[[T], Iterable[Hit]], severity: Severity) -> None:
+    def _add(self, hits: Callable[[T], Iterable[Finding]], severity: Severity) -> None:
         name = hits.__name__.strip("_").replace("_", "-")
         self._rules.append((Check(name, severity, self._subject, hits.__doc__ or ""), hits))
 
@@ -65,8 +63,8 @@ class Rules(Generic[T]):
         """The checks, in the order of their functions."""
         return [check for check, _ in self._rules]
 
-    def hits(self, read: T) -> Iterator[tuple[Check, Hit]]:
-        """The results of all checks."""
+    def hits(self, read: T) -> Iterator[Finding]:
+        """The findings of all checks; the functions leave the id and the severity out."""
         for check, hits in self._rules:
             for hit in hits(read):
-                yield check, hit
+                yield replace(hit, id=check.id, severity=check.severity)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from k8sjob.contract import __version__, did_you_mean
-from k8sjob.findings import Severity
+from k8sjob.findings import Finding, Severity
 from k8sjob.rules import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from k8sjob.rules import Hit
 
 _TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
     Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
@@ -41,36 +39,6 @@ def message(name: str, /, **seen: object) -> str:
     return table("messages")[name].format(**seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that will go wrong.
-
-    Attributes:
-        id: the check's stable name, a key of CHECKS.
-        severity: error or warning.
-        message: what, the value seen, the consequence, the next step.
-        source: the file's name.
-        line: counted from 1.
-        column: counted from 1.
-    """
-
-    id: str
-    severity: Severity
-    message: str
-    source: str = ""
-    line: int = 1
-    column: int = 1
-
-    @classmethod
-    def of(cls, check: Check, message: str, source: str, line: int = 1, column: int = 1) -> Finding:
-        """A finding of a check."""
-        return cls(check.id, check.severity, message, source, line, column)
-
-    def __str__(self) -> str:
-        place = f"{self.source or '<text>'}:{self.line}:{self.column}"
-        return f"{place}: {self.severity}[{self.id}]: {self.message}"
-
-
 def sarif(found: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, Any]:
     """Findings as SARIF 2.1.0 (OASIS), which code hosts and editors show beside the lines."""
     ids = list(checks)
@@ -79,7 +47,7 @@ def sarif(found: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, An
             "ruleId": one.id,
             "ruleIndex": ids.index(one.id),
             "level": str(one.severity),
-            "message": {"text": one.message},
+            "message": {"text": one.text},
             "locations": [
                 {
                     "physicalLocation": {
@@ -116,28 +84,30 @@ UNKNOWN_IGNORE: Final = Check(
 
 
 def findings(
-    hits: Iterable[tuple[Check, Hit]], texts: Mapping[str, str], known: Iterable[str]
+    hits: Iterable[Finding], texts: Mapping[str, str], known: Iterable[str]
 ) -> list[Finding]:
     """Findings in the order of the files, without what comments silence.
 
-    A hit without a file is in the first of the texts. A comment that names no check of all that are
-    known is a finding, too.
+    A finding without a file is in the first of the texts. A comment that names none of the known
+    checks is a finding, too.
     """
     silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
     first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}
     found = [
-        Finding.of(check, hit.message, source, hit.line, hit.column)
-        for check, hit in hits
-        for source in [hit.source or first]
-        if check.id not in silenced[source].get(hit.line, ())
+        replace(finding, source=source)
+        for finding in hits
+        for source in [finding.source or first]
+        if finding.id not in silenced[source].get(finding.line, ())
     ]
     ids = {*known, UNKNOWN_IGNORE.id}
     for source, lines in silenced.items():
         for line, names in lines.items():
             for name in (name for name in names if name not in ids):
                 step = did_you_mean(name, ids, f"there are: {', '.join(sorted(ids))}")
-                what = f"ignore[{name}]: there is no check of that name, so nothing is suppressed"
-                found.append(Finding.of(UNKNOWN_IGNORE, f"{what}; {step}", source, line))
+                message = (
+                    f"ignore[{name}]: there is no check of that name, so nothing is suppressed"
+                )
+                found.append(UNKNOWN_IGNORE.finding(message, step, source=source, line=line))
     return sorted(
         dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)
     )

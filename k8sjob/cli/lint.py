@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +41,7 @@ def lint_command(
     if output == "sarif":
         document(sarif(found, CHECKS), "json")
     elif output != "table":
-        document([asdict(finding) for finding in found], output)
+        document([finding.as_dict("source", "line", "column") for finding in found], output)
     else:
         for finding in found:
             line(str(finding))

@@ -61,7 +61,7 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
     result["warnings"] = [*remarks(spec), *of_image, *old_base(spec)]
     if "hostNetwork: true" in rendered:  # of the few jobs that have it
         of_dns = (one for one in lint_manifest(rendered) if one.id == "host-network-dns")
-        result["warnings"] += [finding.message for finding in of_dns]
+        result["warnings"] += [finding.text for finding in of_dns]
     size = f"{counted(spec.nnodes, 'pod')}, {counted(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 

@@ -10,16 +10,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import field_path
+from k8sjob.findings import Finding
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
-from k8sjob.rules import Hit
 from k8sjob.targets.api import RoleReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.contract import Role
-    from k8sjob.findings import Finding
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
 
@@ -113,9 +112,10 @@ class ManifestJob:
         self.target, self.place = target, place
         self.data, self.wrong = target.typed(data)
 
-    def at(self, path: FieldPath, message: str) -> Hit:
-        """A hit at a field, or at the nearest thing around it."""
-        return Hit(*self.place(path), message)
+    def at(self, path: FieldPath, message: str) -> Finding:
+        """A finding at a field, or at the nearest thing around it."""
+        line, column = self.place(path)
+        return Finding("", message, line=line, column=column)
 
     def step(self, manifest: str, spec: str) -> str:
         """The next step in the words of the file that the user edits."""

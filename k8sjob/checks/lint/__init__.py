@@ -4,10 +4,10 @@
 Nothing is executed. docs/reference/lint.md has every check with its reason.
 """
 
-from k8sjob.checks.finding import Finding, sarif
+from k8sjob.checks.finding import sarif
 from k8sjob.checks.lint.files import CHECKS, lint, lint_manifest
 from k8sjob.checks.scripts import Setting, lint_script
-from k8sjob.findings import Severity
+from k8sjob.findings import Finding, Severity
 from k8sjob.rules import Check
 
 __all__ = [

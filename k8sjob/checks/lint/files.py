@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks import scripts
-from k8sjob.checks.finding import UNKNOWN_IGNORE, Finding, findings, table
+from k8sjob.checks.finding import UNKNOWN_IGNORE, findings, table
 from k8sjob.checks.lint import job_files, manifest_pods
 from k8sjob.checks.scripts import Setting, lint_script, read_text, refusal
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import SpecError, steps
-from k8sjob.findings import Severity
+from k8sjob.findings import INVALID, Severity
 from k8sjob.kube.objects import at_path
-from k8sjob.rules import Check, Hit, Rules
+from k8sjob.rules import Check, Rules
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, near_job
 from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
 from k8sjob.yamldoc import job_file, objects, parse, parse_all, refuse_template
@@ -23,6 +24,7 @@ from k8sjob.yamldoc import job_file, objects, parse, parse_all, refuse_template
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from k8sjob.findings import Finding
     from k8sjob.spec.changes import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
@@ -32,7 +34,7 @@ _SHEBANG: Final = re.compile(r"#!.*python")
 _DOCKERFILE: Final = re.compile(r"^[^\S\n]*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
 
 _INVALID: Final = Check(
-    "invalid-document",
+    INVALID,
     Severity.ERROR,
     "manifest",
     "A file that is not YAML, has no job, or is a job.yaml with errors cannot be submitted.",
@@ -115,13 +117,13 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         kinds = ", ".join(target.kind for target in TARGETS)
         step = f"specify a file with one ({kinds}), a job.yaml or a script"
         seen = ", ".join(dict.fromkeys(str(one["kind"]) for one in others if one.get("kind")))
-        message = f"there is no job in it{seen and f', but {seen}'}; {near_job(others) or step}"
-        return [Finding.of(_INVALID, message, source)]
+        message = f"there is no job in it{seen and f', but {seen}'}"
+        return [_INVALID.finding(message, near_job(others) or step, source=source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
 
 
-def _manifest_hits(job: ManifestJob) -> Iterator[tuple[Check, Hit]]:
+def _manifest_hits(job: ManifestJob) -> Iterator[Finding]:
     yield from manifest_pods.RULES.hits(job)
     if rules := job.target.rules:
         yield from rules.hits(job)
@@ -135,11 +137,12 @@ def _invalid(error: SpecError, source: str, document: Document | None = None) ->
     """The problems as findings; one of rendering has its place in the document by its field."""
     found = []
     for problem in error.findings:
-        text = f"{problem.field}: {problem.text}" if problem.field else problem.text
+        message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         line, column = problem.line, problem.column
         if document and problem.field and not line:
             line, column = document.place(steps(problem.field))
-        found.append(Finding.of(_INVALID, text, source, line or 1, column or 1))
+        finding = replace(problem, message=message, source=source)
+        found.append(replace(finding, line=line or 1, column=column or 1))
     return found
 
 
@@ -196,14 +199,14 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     job = job_files.JobFile(spec, document, folder)
     hits = [*_manifest_hits(manifest), *job_files.RULES.hits(job)]
     if spec.overlay and spec.target != DEFAULT.name:
-        seen = {(check.id, *hit[:2]) for check, hit in hits}
+        places = {(hit.id, hit.line, hit.column) for hit in hits}
         merged = parse_all(own)
         for job_of_kind in _jobs_in(merged):
             job_of_kind.place = manifest.place
             more = manifest_pods.RULES.hits(job_of_kind)
-            hits += [(check, hit) for check, hit in more if (check.id, *hit[:2]) not in seen]
+            hits += [hit for hit in more if (hit.id, hit.line, hit.column) not in places]
         if "/dev/shm" in _mounted(document.data for document in merged):  # noqa: S108 - a mount
-            hits = [(check, hit) for check, hit in hits if check.id != "no-shared-memory"]
+            hits = [hit for hit in hits if hit.id != "no-shared-memory"]
     known = {_INVALID.id, *_ids((*_MANIFEST_RULES, job_files.RULES))}
     found = findings(hits, {source: text}, known)
     if script := job.script:

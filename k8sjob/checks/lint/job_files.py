@@ -11,7 +11,8 @@ from k8sjob.checks.finding import message
 from k8sjob.checks.lint import manifest_pods
 from k8sjob.contract import closest
 from k8sjob.errors import SpecError
-from k8sjob.rules import Hit, Rules
+from k8sjob.findings import Finding
+from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +31,10 @@ class JobFile:
     document: Document
     folder: Path
 
-    def at(self, field: str, message: str) -> Hit:
-        """A hit at a field."""
-        return Hit(*self.document.place((field,), key=True), message)
+    def at(self, field: str, message: str) -> Finding:
+        """A finding at a field."""
+        line, column = self.document.place((field,), key=True)
+        return Finding("", message, line=line, column=column)
 
     @property
     def context(self) -> Path:
@@ -51,7 +53,7 @@ class JobFile:
 
 
 @RULES.error
-def _script_missing(job: JobFile) -> Iterator[Hit]:
+def _script_missing(job: JobFile) -> Iterator[Finding]:
     """An image that is built from the context contains only what is in the context."""
     from k8sjob.rendering import check_script  # noqa: PLC0415 - with pydantic
 
@@ -70,7 +72,7 @@ def _script_missing(job: JobFile) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _script_not_here(job: JobFile) -> Iterator[Hit]:
+def _script_not_here(job: JobFile) -> Iterator[Finding]:
     """The image may have the script; where a file is nearly called that, it is misspelt."""
     script = job.spec.run.script or ""
     path = job.folder / script
@@ -82,7 +84,7 @@ def _script_not_here(job: JobFile) -> Iterator[Hit]:
 
 
 @RULES.error
-def _image_too_old(job: JobFile) -> Iterator[Hit]:
+def _image_too_old(job: JobFile) -> Iterator[Finding]:
     """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
     image = getattr(job.spec.image, "base", "") or job.spec.image_reference
     if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
@@ -90,7 +92,7 @@ def _image_too_old(job: JobFile) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _checkpoint_not_shared(job: JobFile) -> Iterator[Hit]:
+def _checkpoint_not_shared(job: JobFile) -> Iterator[Finding]:
     """A pod that is created again may be on another node, where such a folder is empty."""
     spec = job.spec
     if spec.nnodes == 1:

@@ -13,13 +13,14 @@ from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
 from k8sjob.kube.objects import ISTIO, Object, at_path
 from k8sjob.kube.quantity import parse
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
 
+    from k8sjob.findings import Finding
     from k8sjob.targets.manifest_facts import ManifestContainer, ManifestJob, ManifestReplica
     from k8sjob.yamldoc import FieldPath
 
@@ -30,7 +31,7 @@ _SERVERS: Final = pattern("servers")
 
 
 @RULES.error
-def _wrong_type(job: ManifestJob) -> Iterator[Hit]:
+def _wrong_type(job: ManifestJob) -> Iterator[Finding]:
     """The CRD gives each field a type, and the apiserver refuses a value of another."""
     for path, seen, expected in job.wrong:
         shown = json.dumps(seen, default=str)
@@ -40,7 +41,7 @@ def _wrong_type(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _resources_rejected(job: ManifestJob) -> Iterator[Hit]:
+def _resources_rejected(job: ManifestJob) -> Iterator[Finding]:
     """The CRD takes any amounts; the apiserver checks them when the operator creates the pods."""
     for _, container in job.containers(init=True):
         for path, why in _wrong_amounts(container):
@@ -68,7 +69,7 @@ def _amount(value: Any) -> Decimal | None:
 
 
 @RULES.warning
-def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
+def _no_shared_memory(job: ManifestJob) -> Iterator[Finding]:
     """A container gets 64Mi of /dev/shm, through which DataLoader workers pass their batches."""
     for replica, container in job.trainers():
         paths = [at_path(mount, "mountPath") for mount in container.items("volumeMounts")]
@@ -80,7 +81,7 @@ def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _host_network_dns(job: ManifestJob) -> Iterator[Hit]:
+def _host_network_dns(job: ManifestJob) -> Iterator[Finding]:
     """A pod on the host's network asks the node's name server, which knows no name of a cluster."""
     of_runtime = job.get("spec", "mlPolicy", "numNodes")
     for replica in job.replicas:
@@ -94,7 +95,7 @@ def _host_network_dns(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Hit]:
+def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Finding]:
     """Injection looks at the pods, and the operator copies no metadata of the job to them."""
     for group in ("annotations", "labels"):
         if ISTIO not in Object(job.data).part("metadata", group):
@@ -106,7 +107,7 @@ def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _variable_not_expanded(job: ManifestJob) -> Iterator[Hit]:
+def _variable_not_expanded(job: ManifestJob) -> Iterator[Finding]:
     """Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME)."""
     for _, container in job.containers():
         if not container.command or container.is_shell:
@@ -122,7 +123,7 @@ def _variable_not_expanded(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Hit]:
+def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Finding]:
     """A pod has succeeded when all its containers have ended, and the job with it."""
     deciding: list[ManifestReplica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
@@ -196,7 +197,7 @@ def too_old(image: str, torch: str = "") -> str:
 
 
 @RULES.warning
-def _image_host(job: ManifestJob) -> Iterator[Hit]:
+def _image_host(job: ManifestJob) -> Iterator[Finding]:
     """An image is pulled from the host that its name begins with; without one, from Docker Hub."""
     images = [(c.path, str(c.data.get("image") or "")) for _, c in job.containers(init=True)]
     for path, image in (*images, ((), job.base)):
@@ -205,7 +206,7 @@ def _image_host(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _latest_image_kept(job: ManifestJob) -> Iterator[Hit]:
+def _latest_image_kept(job: ManifestJob) -> Iterator[Finding]:
     """A node that has some image of that tag does not look for a newer one."""
     for _, container in job.trainers():
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")

@@ -19,13 +19,14 @@ from k8sjob.checks.scripts.code import followed, keyword
 from k8sjob.checks.scripts.facts import MAKES_GROUP
 from k8sjob.checks.scripts.modules import Function
 from k8sjob.checks.scripts.ranks import RANKS
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.checks.scripts.facts import Script
     from k8sjob.checks.scripts.paths import Guard
+    from k8sjob.findings import Finding
 
 RULES: Final = Rules["Script"]("script")
 
@@ -209,7 +210,7 @@ def _where(script: Script, place: _Place) -> str:
 
 
 @RULES.error
-def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
+def _collective_on_one_rank(script: Script) -> Iterator[Finding]:
     """A collective returns when every rank has called it; if only some do, it never does."""
     for place, where in _one_sided(script):
         if place.name == _FORWARD:
@@ -220,7 +221,7 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
+def _forward_on_one_rank(script: Script) -> Iterator[Finding]:
     """The forward pass of DistributedDataParallel broadcasts buffers, even under no_grad."""
     for place, where in _one_sided(script):
         if place.name == _FORWARD:
@@ -228,7 +229,7 @@ def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
+def _group_differs_by_rank(script: Script) -> Iterator[Finding]:
     """All ranks call new_group in one order with the same list, whether they are in it or not."""
     calls = [] if script.setting.processes == 1 else script.torch_calls("new_group")
     lonely = {place.call for place, _ in _one_sided(script)} if calls else set()
@@ -280,7 +281,7 @@ _ROOTED: Final = re.compile(
 
 
 @RULES.error
-def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
+def _root_differs_by_rank(script: Script) -> Iterator[Finding]:
     """All ranks name the same source or destination; its own rank is another one on each."""
     opposites: dict[str, set[_Way]] = {}
     for path, call in script.calls if script.setting.processes != 1 else ():

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.finding import pattern, table
 from k8sjob.checks.scripts.code import constant, followed, keyword
 from k8sjob.checks.scripts.facts import MANAGED, Script
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from k8sjob.findings import Finding
 
 RULES: Final = Rules["Script"]("script")
 
@@ -31,7 +33,7 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
 
 
 @RULES.warning
-def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
+def _sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
     """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
     if _sets_epoch(script) or not _has_epochs(script):
         return
@@ -80,7 +82,7 @@ def _is_loader(script: Script, node: ast.AST) -> bool:
 
 
 @RULES.warning
-def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
+def _sampler_in_evaluation(script: Script) -> Iterator[Finding]:
     """DistributedSampler repeats samples (or drops some) until every rank has equally many."""
     for call, evaluates in _samplers(script):
         if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
@@ -93,7 +95,7 @@ _SHARE: Final = frozenset({"num_replicas", "rank", "world_size", "num_shards", "
 
 
 @RULES.warning
-def _sampler_by_local_rank(script: Script) -> Iterator[Hit]:
+def _sampler_by_local_rank(script: Script) -> Iterator[Finding]:
     """LOCAL_RANK counts the processes of one pod; the data is divided between those of all."""
     if script.setting.nodes == 1 or script.setting.processes == 1:
         return
@@ -116,7 +118,7 @@ def _is_local(script: Script, value: ast.expr) -> bool:
 
 
 @RULES.warning
-def _data_not_sharded(script: Script) -> Iterator[Hit]:
+def _data_not_sharded(script: Script) -> Iterator[Finding]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
     dividers = table("libraries")["divides"].split()
     divides = any(map(script.uses, dividers)) or _passes_sampler(script)
@@ -148,7 +150,7 @@ def _passes_sampler(script: Script) -> bool:
 
 
 @RULES.error
-def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
+def _shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     """A DataLoader takes its order from the sampler or shuffles by itself, not both."""
     for call in script.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler", 3)
@@ -159,7 +161,7 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _save_on_every_rank(script: Script) -> Iterator[Hit]:
+def _save_on_every_rank(script: Script) -> Iterator[Finding]:
     """All ranks that write one file at once can leave a corrupt checkpoint on a shared volume."""
     if not script.torch_calls("init_process_group") and not script.has_runtime:
         return
@@ -176,7 +178,7 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _download_on_every_rank(script: Script) -> Iterator[Hit]:
+def _download_on_every_rank(script: Script) -> Iterator[Finding]:
     """Downloads of several processes into one folder overwrite each other."""
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
@@ -201,7 +203,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
+def _keras_fit_diverges(script: Script) -> Iterator[Finding]:
     """Keras on torch does not know the process group: fit never averages gradients or weights."""
     grouped = script.torch_calls("init_process_group") or script.has_runtime
     reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
@@ -217,7 +219,7 @@ _MODES: Final = frozenset(table("libraries")["keras-modes"].split())
 
 
 @RULES.warning
-def _keras_not_training(script: Script) -> Iterator[Hit]:
+def _keras_not_training(script: Script) -> Iterator[Finding]:
     """Outside of fit, Keras calls a model for inference unless training=True is passed."""
     if script.has_runtime or "keras" not in script.modules:
         return
@@ -276,7 +278,7 @@ _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
 
 
 @RULES.warning
-def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
+def _gradients_not_cleared(script: Script) -> Iterator[Finding]:
     """backward() adds to the existing gradients; only zero_grad() clears them."""
     words = (getattr(node, "attr", constant(node)) for node in script.nodes)
     clears = any(word in _CLEARS for word in words if isinstance(word, str))

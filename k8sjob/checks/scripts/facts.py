@@ -13,7 +13,7 @@ from k8sjob.checks.scripts.code import MAX_VALUES, constant, followed
 from k8sjob.checks.scripts.paths import Paths, is_main_guard
 from k8sjob.checks.scripts.ranks import Ranks
 from k8sjob.checks.scripts.values import SAME, Values
-from k8sjob.rules import Hit
+from k8sjob.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +62,11 @@ class Script(Paths):
         super().__init__(files)
         self.setting = setting
 
-    def at(self, node: ast.expr | ast.stmt, name: str, /, **seen: object) -> Hit:
-        """A hit at the beginning of a node: a message of the tables, with what was seen."""
-        place = node.lineno, node.col_offset + 1
-        return Hit(*place, message(name, **seen), self.module(node).source)
+    def at(self, node: ast.expr | ast.stmt, name: str, /, **seen: object) -> Finding:
+        """A finding at the beginning of a node: a message of the tables, with what was seen."""
+        source, column = self.module(node).source, node.col_offset + 1
+        text = message(name, **seen)
+        return Finding("", text, source=source, line=node.lineno, column=column)
 
     def shown(self, node: ast.AST) -> str:
         """The source of a node for a message."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.finding import Finding, findings
+from k8sjob.checks.finding import findings
 from k8sjob.checks.scripts import collectives, data, order, process_group
 from k8sjob.checks.scripts.facts import Script, Setting
 from k8sjob.checks.scripts.modules import TooLarge, parse_module, program, time_limit
-from k8sjob.findings import Severity
-from k8sjob.rules import Check, Hit
+from k8sjob.findings import Finding, Severity
+from k8sjob.rules import Check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ def lint_script(
     Returns:
         The findings in the order of the file; those on a line with `# k8sjob: ignore[id]` left out.
     """
-    hits, texts = list[tuple[Check, Hit]](), {source: text}
+    hits, texts = list[Finding](), {source: text}
     try:
         with time_limit():
             files = program(parse_module(text, source, name, name.rpartition(".")[0]), roots)
@@ -65,13 +65,12 @@ def lint_script(
     except SyntaxError as error:
         line, column = error.lineno or 1, error.offset or 1
         version = ".".join(str(part) for part in sys.version_info[:2])
-        message = (
-            f"Python {version} cannot parse this: {error.msg}; every replica "
-            "ends at once; correct it"
-        )
-        return [Finding.of(SYNTAX, message, source, line, max(column, 1))]
+        message = f"Python {version} cannot parse this: {error.msg}; every replica ends at once"
+        return [
+            SYNTAX.finding(message, "correct it", source=source, line=line, column=max(column, 1))
+        ]
     # Besides the time: nesting that Python parses and cannot walk, numbers of 5,000 digits.
     except (TooLarge, RecursionError, ValueError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        hits.append((_UNFINISHED, Hit(1, 1, f"not checked further: {why}")))
+        hits.append(_UNFINISHED.finding(f"not checked further: {why}"))
     return findings(hits, texts, (check.id for check in CHECKS))

@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.scripts.code import followed
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.checks.scripts.facts import Script
+    from k8sjob.findings import Finding
 
 RULES: Final = Rules["Script"]("script")
 
@@ -25,7 +26,7 @@ _NUMBERS: Final = frozenset({"float", "int", "len"})
 
 
 @RULES.warning
-def _order_by_hash(script: Script) -> Iterator[Hit]:
+def _order_by_hash(script: Script) -> Iterator[Finding]:
     """Python hashes texts with a seed of each process, so sets of them have no common order."""
     for node in script.nodes:
         place: ast.expr | None = None
@@ -53,7 +54,7 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
             yield _hit(script, place)
 
 
-def _hit(script: Script, place: ast.expr) -> Hit:
+def _hit(script: Script, place: ast.expr) -> Finding:
     return script.at(place, "order-by-hash", place=script.shown(place))
 
 

@@ -10,10 +10,12 @@ from k8sjob.checks.finding import message, pattern
 from k8sjob.checks.scripts.code import constant, keyword
 from k8sjob.checks.scripts.facts import LOCAL_RANK_OPTIONS, MANAGED, Script
 from k8sjob.contract import LAUNCHES
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from k8sjob.findings import Finding
 
 RULES: Final = Rules["Script"]("script")
 
@@ -73,7 +75,7 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
 
 
 @RULES.warning
-def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
+def _spawn_in_every_pod(script: Script) -> Iterator[Finding]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
     seen = "own-world" if _makes_own_world(script) else "one-rank"
     for call in _spawns(script):
@@ -87,7 +89,7 @@ _IN_PROCESS: Final = pattern("launches-here")
 
 
 @RULES.warning
-def _own_launcher(script: Script) -> Iterator[Hit]:
+def _own_launcher(script: Script) -> Iterator[Finding]:
     """Each process of the job would start all processes of its own training once more."""
     # A program that a plain python starts, and that only launches others, is right to do so.
     launched = (script.setting.launcher or "none") != "none"
@@ -123,7 +125,7 @@ def _words(script: Script, node: ast.AST) -> str:
 
 
 @RULES.error
-def _hard_coded_address(script: Script) -> Iterator[Hit]:
+def _hard_coded_address(script: Script) -> Iterator[Finding]:
     """The operator injects MASTER_ADDR; with a loopback address each pod waits for itself."""
     if script.setting.nodes == 1 or _spawns(script):
         return
@@ -150,7 +152,7 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 
 @RULES.error
-def _hard_coded_rank(script: Script) -> Iterator[Hit]:
+def _hard_coded_rank(script: Script) -> Iterator[Finding]:
     """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits forever."""
     if script.setting.processes == 1 or _spawns(script):
         return
@@ -167,7 +169,7 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _backend_not_built_in(script: Script) -> Iterator[Hit]:
+def _backend_not_built_in(script: Script) -> Iterator[Finding]:
     """The released wheels of torch are built without MPI, and 1.0 removed the tcp backend."""
     for call in script.torch_calls("init_process_group", "new_group"):
         position = 0 if script.name(call.func).endswith("init_process_group") else None
@@ -177,7 +179,7 @@ def _backend_not_built_in(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
+def _nccl_without_gpu(script: Script) -> Iterator[Finding]:
     """NCCL works only on GPUs. Checked only where the job's GPUs are known (a job.yaml)."""
     if script.setting.gpus != 0:
         return
@@ -187,7 +189,7 @@ def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _process_group_missing(script: Script) -> Iterator[Hit]:
+def _process_group_missing(script: Script) -> Iterator[Finding]:
     """DistributedDataParallel and DistributedSampler need a process group that exists."""
     if script.makes_group or not script.self_contained or not script.is_program:
         return
@@ -199,7 +201,7 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _training_not_distributed(script: Script) -> Iterator[Hit]:
+def _training_not_distributed(script: Script) -> Iterator[Finding]:
     """Each process does the whole training. Checked only where their number is known."""
     processes = script.setting.processes or 1
     strings = (constant(node) for node in script.nodes)
@@ -212,7 +214,7 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _group_not_destroyed(script: Script) -> Iterator[Hit]:
+def _group_not_destroyed(script: Script) -> Iterator[Finding]:
     """A process that leaves with its group alive may abort after success (exit code 134)."""
     handled = script.setting.launcher == "k8sjob" or script.has_runtime or not script.self_contained
     made = script.torch_calls("init_process_group")
@@ -222,7 +224,7 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
+def _local_rank_without_launcher(script: Script) -> Iterator[Finding]:
     """A launcher sets LOCAL_RANK, not the operator. Checked only for a plain python command."""
     if script.setting.launcher != "none":
         return
@@ -234,7 +236,7 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _local_rank_argument(script: Script) -> Iterator[Hit]:
+def _local_rank_argument(script: Script) -> Iterator[Finding]:
     """Both torchrun and k8sjob set LOCAL_RANK; the argument keeps its default in all processes."""
     setting, strings = script.setting, [n for n in script.nodes if isinstance(n, ast.Constant)]
     alone = setting.processes is not None and setting.processes == setting.nodes
@@ -251,7 +253,7 @@ def _local_rank_argument(script: Script) -> Iterator[Hit]:
 
 
 @RULES.error
-def _device_by_global_rank(script: Script) -> Iterator[Hit]:
+def _device_by_global_rank(script: Script) -> Iterator[Finding]:
     """A pod counts its GPUs from 0; the global rank counts over all pods."""
     if script.setting.nodes == 1:
         return

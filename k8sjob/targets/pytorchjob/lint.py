@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role, counted, did_you_mean
 from k8sjob.kube.objects import Object, at_path
-from k8sjob.rules import Hit, Rules
+from k8sjob.rules import Rules
 from k8sjob.targets.manifest_facts import ManifestJob, ManifestReplica, launcher_flags, launcher_of
 from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.yamldoc import FieldPath
 
 RULES: Final = Rules["ManifestJob"]("manifest")
@@ -25,7 +26,7 @@ _MAX_NAME: Final = 63
 
 
 @RULES.error
-def _rejected_by_webhook(job: ManifestJob) -> Iterator[Hit]:
+def _rejected_by_webhook(job: ManifestJob) -> Iterator[Finding]:
     """The training operator's admission webhook refuses the object, so nothing is created."""
     for problem in job.refusals:
         path: FieldPath = tuple(
@@ -36,7 +37,7 @@ def _rejected_by_webhook(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _unknown_field(job: ManifestJob) -> Iterator[Hit]:
+def _unknown_field(job: ManifestJob) -> Iterator[Finding]:
     """The apiserver drops fields that the CRD does not know; kubectl refuses them earlier."""
     for pattern in CLOSED_PATHS:
         known = known_fields(*pattern)
@@ -60,7 +61,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 
 
 @RULES.error
-def _worker_name_too_long(job: ManifestJob) -> Iterator[Hit]:
+def _worker_name_too_long(job: ManifestJob) -> Iterator[Finding]:
     """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it earlier."""
     job_name = Object(job.data).name
     for replica in job.replicas:
@@ -76,7 +77,7 @@ def _worker_name_too_long(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _restart_policy_typo(job: ManifestJob) -> Iterator[Hit]:
+def _restart_policy_typo(job: ManifestJob) -> Iterator[Finding]:
     """The CRD takes any text; the pods are then refused one by one."""
     for replica in job.replicas:
         value = replica.restart_policy
@@ -89,7 +90,7 @@ def _restart_policy_typo(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _clean_pod_policy_typo(job: ManifestJob) -> Iterator[Hit]:
+def _clean_pod_policy_typo(job: ManifestJob) -> Iterator[Finding]:
     """The CRD takes any text, and the operator treats one that it does not know as All."""
     path = ("spec", "runPolicy", "cleanPodPolicy")
     value = job.get(*path)
@@ -106,7 +107,7 @@ def _choose(value: Any, known: tuple[str, ...]) -> str:
 
 
 @RULES.warning
-def _restart_policy_in_template(job: ManifestJob) -> Iterator[Hit]:
+def _restart_policy_in_template(job: ManifestJob) -> Iterator[Finding]:
     """The operator overwrites the pod template's restartPolicy with the replica's."""
     for replica in job.replicas:
         value = replica.pod.get("restartPolicy")
@@ -127,7 +128,7 @@ def _retried(job: ManifestJob, *policies: str) -> list[ManifestReplica]:
 
 
 @RULES.warning
-def _restarts_for_ever(job: ManifestJob) -> Iterator[Hit]:
+def _restarts_for_ever(job: ManifestJob) -> Iterator[Finding]:
     """Under OnFailure or Always a crash is restarted without end, unless a backoffLimit counts."""
     policy = job.get("spec", "runPolicy")
     retried = _retried(job, "OnFailure", "Always")
@@ -145,7 +146,7 @@ def _restarts_for_ever(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _deadline_not_noticed(job: ManifestJob) -> Iterator[Hit]:
+def _deadline_not_noticed(job: ManifestJob) -> Iterator[Finding]:
     """The operator looks at activeDeadlineSeconds only when something changes in the job."""
     # Its timer goes to a queue that nobody reads (training-operator 1.9.4, AddAfter in
     # pytorchjob_controller.go). A Pod that its kubelet ends at the same time is such a change.
@@ -164,7 +165,7 @@ def _deadline_not_noticed(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _backoff_limit_too_small(job: ManifestJob) -> Iterator[Hit]:
+def _backoff_limit_too_small(job: ManifestJob) -> Iterator[Finding]:
     """The backoffLimit counts restarts of all pods; the peers of a lost replica restart, too."""
     path = ("spec", "runPolicy", "backoffLimit")
     limit = job.get(*path)
@@ -180,7 +181,7 @@ def _backoff_limit_too_small(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _gpus_kept_after_success(job: ManifestJob) -> Iterator[Hit]:
+def _gpus_kept_after_success(job: ManifestJob) -> Iterator[Finding]:
     """A job has succeeded when its Master has; under cleanPodPolicy None Workers keep running."""
     policy = job.get("spec", "runPolicy")
     value = at_path(policy, "cleanPodPolicy")
@@ -199,7 +200,7 @@ def _gpus_kept_after_success(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _elastic_bounds(job: ManifestJob) -> Iterator[Hit]:
+def _elastic_bounds(job: ManifestJob) -> Iterator[Finding]:
     """The rendezvous waits for minReplicas nodes; a single bound sets both."""
     policy = job.elastic
     if policy is None or job.replica(Role.WORKER) is None:
@@ -230,7 +231,7 @@ _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?"
 
 
 @RULES.error
-def _nproc_value(job: ManifestJob) -> Iterator[Hit]:
+def _nproc_value(job: ManifestJob) -> Iterator[Finding]:
     """The CRD takes any text for nprocPerNode; torchrun knows numbers, auto, gpu and cpu."""
     path = ("spec", "nprocPerNode")
     value = job.get(*path)
@@ -249,7 +250,7 @@ def _nproc_value(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _nproc_without_launcher(job: ManifestJob) -> Iterator[Hit]:
+def _nproc_without_launcher(job: ManifestJob) -> Iterator[Finding]:
     """The operator multiplies WORLD_SIZE by nprocPerNode; only a launcher starts the processes."""
     nproc = job.get("spec", "nprocPerNode") or at_path(job.elastic, "nProcPerNode")
     if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
@@ -267,7 +268,7 @@ def _nproc_without_launcher(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.error
-def _launcher_hard_coded(job: ManifestJob) -> Iterator[Hit]:
+def _launcher_hard_coded(job: ManifestJob) -> Iterator[Finding]:
     """Arguments of torchrun win over the operator's PET_* variables, in all pods of a role."""
     for replica, container in job.trainers():
         flags = launcher_flags(container)
@@ -311,7 +312,7 @@ def _node_rank(job: ManifestJob, replica: ManifestReplica) -> str:
 
 
 @RULES.error
-def _no_master(job: ManifestJob) -> Iterator[Hit]:
+def _no_master(job: ManifestJob) -> Iterator[Finding]:
     """Without a Master or an elasticPolicy the operator sets no rendezvous address."""
     worker = job.replica(Role.WORKER)
     if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
@@ -331,7 +332,7 @@ def _no_master(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _env_overridden(job: ManifestJob) -> Iterator[Hit]:
+def _env_overridden(job: ManifestJob) -> Iterator[Finding]:
     """The operator appends its variables to the container's, and the last one of a name wins."""
     if job.refusals:
         return
@@ -358,7 +359,7 @@ def _injected(job: ManifestJob, replica: ManifestReplica, index: int) -> dict[st
 
 
 @RULES.warning
-def _readiness_probe_on_master(job: ManifestJob) -> Iterator[Hit]:
+def _readiness_probe_on_master(job: ManifestJob) -> Iterator[Finding]:
     """The Master's name resolves once its pod is Ready, and Workers wait for that name."""
     master = job.replica(Role.MASTER)
     if master is None or master.trainer is None or job.replica(Role.WORKER) is None:
