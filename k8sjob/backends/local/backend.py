@@ -23,7 +23,6 @@ from k8sjob.backends.local.runs import (
     LatestState,
     checkpoints_of,
     find_run,
-    has_supervisor,
     identity_of,
     launch_of,
     read_state,
@@ -154,7 +153,7 @@ class LocalBackend:
     def _trim_abandoned(self) -> None:
         """Free the space of jobs whose supervisors were killed before they could."""
         for folder in self._store.folders():
-            if folder.has_reserve and not has_supervisor(folder) and folder.is_of_here:
+            if folder.has_reserve and not folder.supervisor() and folder.is_of_here:
                 folder.trim()
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
@@ -196,7 +195,7 @@ class LocalBackend:
         found = []
         for folder, snapshot in self._states():
             expired = has_ended(snapshot.job) and is_expired(snapshot.job, datetime.now(UTC))
-            if expired and not has_supervisor(folder):
+            if expired and not folder.supervisor():
                 folder.remove()
             else:
                 found.append(snapshot)
@@ -352,9 +351,9 @@ class LocalBackend:
         """
         folder = self.folder(ref)
         read_state(folder)
-        if has_supervisor(folder):
+        if folder.supervisor():
             folder.ask("delete")
-            gone = _wait_for(lambda: not has_supervisor(folder), _grace(folder) + ANSWER_SECONDS)
+            gone = _wait_for(lambda: not folder.supervisor(), _grace(folder) + ANSWER_SECONDS)
             supervisor = folder.supervisor()
             if not gone and supervisor and not supervisor.kill():
                 raise BackendError(

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local.logfiles import LogWriter, last_lines
+from k8sjob.backends.local.logfiles import LogWriter
 from k8sjob.backends.local.mounts import with_mounts
 from k8sjob.backends.local.state_folder import open_file
 from k8sjob.contract import (
@@ -91,7 +91,7 @@ class LocalContainer:
     def __init__(
         self, launch: Launch, folder: Path, attempt: int, env: Mapping[str, str], lifeline: int
     ) -> None:
-        self._launch, self._attempt, self._folder = launch, attempt, folder
+        self._launch = launch
         self._termination_log = folder / "termination-log"
         copy = json.loads(env.get(PATHS_ENV, "{}")).get(WORKDIR, "")
         log = folder / "logs" / f"{attempt}.log"
@@ -179,10 +179,9 @@ class LocalContainer:
             self.missing_output = self._log.missing
         if not self._launch.has_agent and Reason.decode(message):
             message = ""
-        if not message and code and self._launch.fallback_to_logs:
+        if self._log and not message and code and self._launch.fallback_to_logs:
             agents = "" if self._launch.has_agent else "k8sjob: "
-            logs = self._folder / "logs"
-            message = last_lines(logs, self._attempt, lines=80, size=2048, without=agents)
+            message = self._log.tail(lines=80, size=2048, without=agents)
         reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import deque
 from contextlib import closing, suppress
 from io import FileIO
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-_END: Final = 1 << 18
-"""Bytes at the end of a file in which its last lines are looked for."""
+_TAIL: Final = 1 << 16
+"""Bytes of the output in which its last lines are looked for."""
 _FIRST_LOOK: Final = 1 << 16
 """Bytes at the end of a file that hold some hundred lines of most jobs."""
 _ROW: Final = re.compile(rb"([\w:.+-]+) (stdout|k8sjob) ([FP]) (.*)", re.DOTALL)
@@ -56,7 +55,7 @@ class LogWriter:
     def __init__(self, path: Path, copy: str = "", source: str = "") -> None:
         self._path, self._number, self._size = path, 0, 0
         self._file: FileIO | None = None
-        self._rest = b""
+        self._rest, self._tail = b"", bytearray()
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
@@ -82,12 +81,24 @@ class LogWriter:
                 part = line[start : start + LONGEST_LINE]
                 whole = start + LONGEST_LINE >= len(line)
                 written += head + (b"F " if whole else b"P ") + part + b"\n"
+            self._tail += line + b"\n"
         self._in_line = bool(self._rest) or (self._in_line and not lines)
         while len(self._rest) >= LONGEST_LINE:
             written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
+            self._tail += self._rest[:LONGEST_LINE]
             self._rest = self._rest[LONGEST_LINE:]
         if written:
+            del self._tail[:-_TAIL]
             self._write(bytes(written), len(lines), len(data))
+
+    def tail(self, *, lines: int, size: int, without: str) -> str:
+        """The end of the output, at most `lines` lines and `size` bytes of text.
+
+        Lines that begin with `without` are left out, unless it is empty.
+        """
+        texts = self._tail.decode(errors="replace").removesuffix("\n").split("\n")
+        texts = [text for text in texts if not (without and text.startswith(without))]
+        return "\n".join(texts[-lines:]).encode()[-size:].decode(errors="ignore")
 
     def close(self) -> None:
         """The container has ended: what waits is the last line."""
@@ -211,22 +222,6 @@ def follow_lines(
                 time.sleep(0.05)
     finally:
         reader.close()
-
-
-def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: str) -> str:
-    """The end of one start's output, at most `lines` lines and `size` bytes of text.
-
-    Lines that begin with `without` are left out, unless it is empty.
-    """
-    texts = deque[str](maxlen=lines)
-    # A file that has just been begun may have less than the end of a traceback.
-    for number in reversed(_files(folder).get(attempt, [])[-2:]):
-        with closing(_Reader(folder, "", attempt, number=number, last=_END)) as reader:
-            whole = (line.text for line in reader.lines())
-            texts.extend(t for t in whole if not (without and t.startswith(without)))
-        if reader.size >= _END or len(texts) == lines:
-            break
-    return "\n".join(texts).encode()[-size:].decode(errors="ignore")
 
 
 class _Reader:

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
-from k8sjob.errors import BackendError, JobNotFound, field_path
-from k8sjob.kube.objects import Object, Pod, stamp
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
-from k8sjob.targets.field_types import fit
 from k8sjob.targets.jobs import DEFAULT, has_ended, replica_of
 from k8sjob.targets.lifecycle import fail
-from k8sjob.targets.object_types import object_shape
 
 if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import JobFolder, Store
@@ -30,14 +28,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
-
-
-SNAPSHOT: Final[dict[str, Any]] = {
-    "job": {**object_shape(DEFAULT.kind), "spec": None},
-    "pods": [object_shape("Pod")],
-    "events": [object_shape("Event")],
-}
-"""The shape of what is read of a job, without the spec of its kind; see fit."""
 
 # --- the state of a run ---------------------------------------------------------------------------
 
@@ -52,7 +42,7 @@ def read_state(folder: JobFolder) -> Snapshot:
     """
     try:
         state = _read_valid_state(folder)
-        if not (has_ended(state["job"]) or has_supervisor(folder)):
+        if not (has_ended(state["job"]) or folder.supervisor()):
             state = _read_valid_state(folder)  # it may have ended in between
             if not has_ended(state["job"]):
                 state = _mark_lost(state, folder)
@@ -67,22 +57,17 @@ def read_state(folder: JobFolder) -> Snapshot:
 
 def _read_valid_state(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
-    state, wrong = fit(read_json(folder.state), SNAPSHOT)
-    if wrong:
-        what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"
-        raise BackendError(f"{folder.state} is damaged: {what}")
-    job = Object(DEFAULT.typed(state.get("job") or {})[0])
-    whole = state.keys() == SNAPSHOT.keys() and "spec" in job.raw
-    whole &= job.raw.get("kind", DEFAULT.kind) == DEFAULT.kind
-    if whole and job.name == folder.name and job.uid and job.uid.startswith(folder.run):
-        return {**state, "job": job.raw}
+    state = read_json(folder.state)
+    name, uid = (at_path(state, "job", "metadata", key) for key in ("name", "uid"))
+    if name == folder.name and uid and str(uid).startswith(folder.run):
+        return state
     raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
     """The state of a job about which nothing is known: failed, unless it has a supervisor."""
     when, status = _last_written(folder), {}
-    if not has_supervisor(folder):
+    if not folder.supervisor():
         message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
         status = fail({}, LocalReason.STATE_DAMAGED, message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
@@ -119,12 +104,6 @@ def _lost_pod(pod: Json, when: datetime) -> Json:
     container = {"name": CONTAINER_NAME, **Pod(pod).container.raw, "ready": False}
     container["state"] = {"terminated": end}
     return {**pod, "status": {"phase": "Failed", "containerStatuses": [container]}}
-
-
-def has_supervisor(folder: JobFolder) -> bool:
-    """Whether a process is responsible for the job."""
-    supervisor = folder.supervisor()
-    return supervisor is not None and supervisor.alive
 
 
 def _last_written(folder: JobFolder) -> datetime:

@@ -94,7 +94,7 @@ class JobFolder:
         return False
 
     def supervisor(self) -> Identity | None:
-        """The process that is responsible for the job; None when the file is gone.
+        """The process that is responsible for the job; None when it has ended, or is not known.
 
         Also None for one of another machine that has not shown for long that it runs: the machine
         may have ended, or have had another name. So it is with a damaged file.
@@ -102,7 +102,8 @@ class JobFolder:
         keeper, recent = self._named(), True  # also where a file server is away for a moment
         with suppress(OSError):
             recent = time.time() - self._keeper.lstat().st_mtime < _SILENT_S
-        return keeper if keeper and (keeper.here or recent) else None
+        is_alive = keeper is not None and (keeper.alive if keeper.here else recent)
+        return keeper if is_alive else None
 
     def _named(self) -> Identity | None:
         try:
@@ -137,20 +138,15 @@ class JobFolder:
         Raises:
             BackendError: it cannot be written.
         """
+        with suppress(OSError):  # a job that an earlier version started has no such folder
+            self._requests.mkdir(exist_ok=True)
         try:
-            self._leave(verb, details)
+            write_json(self._requests / verb, details)
         except BackendError as error:
             if getattr(error.__cause__, "errno", None) not in _FULL:
                 raise
             self.make_room()
-            self._leave(verb, details)
-
-    def _leave(self, verb: str, details: dict[str, Any]) -> None:
-        try:
-            self._requests.mkdir(exist_ok=True)
-        except OSError as error:
-            raise BackendError(os_error_message("write", self._requests, error)) from error
-        write_json(self._requests / verb, details)
+            write_json(self._requests / verb, details)
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """The requests that were left; they are taken out."""
@@ -298,6 +294,7 @@ class Store:
                 raise BackendError(os_error_message("write", self._jobs, error)) from error
         try:
             (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
+            (draft / "requests").mkdir()
             yield JobFolder(draft)
         except OSError as error:
             raise BackendError(os_error_message("write", draft, error)) from error

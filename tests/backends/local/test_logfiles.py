@@ -13,7 +13,6 @@ from k8sjob.backends.local.logfiles import (
     LogWriter,
     attempts,
     follow_lines,
-    last_lines,
     read,
     read_last,
 )
@@ -57,16 +56,6 @@ def test_a_log_that_the_job_replaced_has_no_lines(tmp_path, made):
     assert list(read(tmp_path, "master-0", 0)) == []
     lines = follow_lines(tmp_path, "master-0", ended=lambda: True, stopped=lambda: False)
     assert list(lines) == []
-
-
-def test_the_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path):
-    with (tmp_path / "0.log").open("wb") as file:
-        file.truncate(1 << 43)  # sparse, one row without an end: to read it would take an hour
-    writer = LogWriter(tmp_path / "0.log")
-    writer.feed(b"\n" + b"early\n" * 100 + b"late\nk8sjob: mine\n")
-    writer.close()
-    found = last_lines(tmp_path, 0, lines=2, size=100, without="k8sjob: ")
-    assert found == "early\nlate"
 
 
 @pytest.mark.parametrize("size", [LONGEST_LINE - 1, LONGEST_LINE, 3 * LONGEST_LINE + 5])
@@ -137,7 +126,6 @@ def test_the_last_files_of_a_start_are_kept(tmp_path, monkeypatch):
         assert [line.text for line in read_last(tmp_path, "r", count)[-count:]] == [
             str(number) for number in range(3000 - count, 3000)
         ]
-    assert last_lines(tmp_path, 0, lines=200, size=9999, without="").startswith("2800\n")
     later = list(slow)  # the rest of the file that it had open, and then what is there
     assert [one.gap for one in later].count(True) == 1
     assert later[-1].text == "2999"
@@ -241,10 +229,13 @@ def test_last_lines(tmp_path):
     writer.feed(b"".join(b"%d\n" % n for n in range(100)) + b"k8sjob: mine\n")
     writer.close()
     assert attempts(tmp_path) == [4]
-    last = last_lines
-    assert last(tmp_path, 4, lines=2, size=100, without="") == "99\nk8sjob: mine"
-    assert last(tmp_path, 4, lines=9, size=4, without="k8sjob: ") == "8\n99"
-    assert last(tmp_path, 5, lines=9, size=4, without="") == ""
+    assert writer.tail(lines=2, size=100, without="") == "99\nk8sjob: mine"
+    assert writer.tail(lines=9, size=4, without="k8sjob: ") == "8\n99"
+    writer = LogWriter(tmp_path / "5.log")
+    assert writer.tail(lines=9, size=4, without="") == ""
+    writer.feed(b"x" * 3 * LONGEST_LINE + b"yz")
+    writer.close()
+    assert writer.tail(lines=9, size=4, without="k8sjob: ") == "xxyz"
 
 
 @given(

@@ -14,7 +14,6 @@ from k8sjob.backends.local.logfiles import attempts
 from k8sjob.backends.local.runs import (
     LatestState,
     find_run,
-    has_supervisor,
     identity_of,
     read_state,
     remove_checkpoints,
@@ -176,11 +175,11 @@ def test_a_supervisor_elsewhere_counts_until_it_gives_no_sign(store, project, ra
     folder = store.folder("job", ran(project("mine")))
     folder.record_supervisor(os.getpid())
     monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
-    assert has_supervisor(folder)
+    assert folder.supervisor()
     os.utime(folder.path / "keeper.json", (0, time.time() - 601))
-    assert not has_supervisor(folder)
+    assert not folder.supervisor()
     folder.show_alive()
-    assert has_supervisor(folder)
+    assert folder.supervisor()
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])

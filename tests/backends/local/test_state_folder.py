@@ -13,7 +13,6 @@ import pytest
 
 import k8sjob.backends.local.state_folder
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.local.runs import has_supervisor
 from k8sjob.backends.local.state_folder import Identity, Store, read_json, write_json
 from k8sjob.backends.record import Records
 from k8sjob.environment import cache_folder, kubeconfig, state_folder
@@ -201,7 +200,7 @@ def test_a_damaged_keeper_counts_while_it_gives_signs_and_mends_its_file(store, 
     assert folder.supervisor().pid == os.getpid()
     keeper = folder.path / "keeper.json"
     keeper.write_text(text)
-    assert has_supervisor(folder)
+    assert folder.supervisor()
     assert not folder.supervisor().kill()
     os.utime(keeper, (0, time.time() - 601))
     assert folder.supervisor() is None
