@@ -92,11 +92,9 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
 
 def _curves(reached: Reached) -> Iterator[Html]:
     """The numbers of the training in the order of their reports."""
-    names = dict.fromkeys(name for row in reached.history for name in row if name not in POSITION)
-    for name in sorted(names, key=_SPEED.__contains__)[:_MOST_CURVES]:
-        values = [row[name] for row in reached.history if name in row]
-        points = enumerate(value for value in values if isinstance(value, int | float))
-        if drawn := curve(points, name):
+    numbers = reached.numbers()
+    for name in sorted(numbers, key=_SPEED.__contains__)[:_MOST_CURVES]:
+        if drawn := curve(enumerate(value for _, value in numbers[name]), name):
             yield Html(f"<figure>{drawn}</figure>")
 
 

@@ -17,7 +17,7 @@ from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.observe.training import Training, numbers_and_texts
-from k8sjob.sanitize import safe_text
+from k8sjob.sanitize import real, safe_text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 
@@ -94,6 +94,21 @@ class Reached(Training):
             else:
                 self._add_row(event, {"loss": latest["loss"], **row} if "loss" in latest else row)
 
+    def numbers(self) -> dict[str, list[tuple[float, float]]]:
+        """The numbers of the history by name, each after the epochs that were behind.
+
+        Where the training reports no epochs these are the rows that were before.
+        """
+        numbers: dict[str, list[tuple[float, float]]] = {}
+        steps = max((real(row["step"]) or 0.0 for row in self.history), default=0.0) or 1.0
+        for index, row in enumerate(self.history):
+            epoch, step = real(row["epoch"]), real(row["step"]) or 0.0
+            behind = epoch - 1 + step / steps if epoch else float(index)
+            for name, value in row.items():
+                if name not in POSITION and isinstance(value, int | float):
+                    numbers.setdefault(name, []).append((behind, value))
+        return numbers
+
     def _add_row(self, event: Event, row: dict[str, str | float]) -> None:
         epoch, step = self._now
         own = {"time": event.time, "epoch": epoch, "step": step}
@@ -138,7 +153,7 @@ class RunResult(JobStatus):
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
     """Read a job's results from the output of the replica that reports; empty without it."""
     reached, ref = Reached(), JobRef.of(snapshot.job)
-    with suppress(BackendError):
+    with suppress(BackendError):  # what was read before it counts
         replica = reporting_replica(snapshot.job)
         record = backend if isinstance(backend, RecordBackend) else None
         for line in record.reports(replica) if record else backend.logs(ref, replica):

@@ -142,11 +142,13 @@ class Training:
     waiting: tuple[str, str] = ("", "")
     reported: float = 0.0
 
-    def read(self, lines: Iterable[str]) -> Self:
-        """Take in the events in the lines of a replica's output."""
-        for event in filter(None, map(Event.decode, lines)):
-            self.add(event)
-        return self
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """The state after some events."""
+        training = cls()
+        for event in events:
+            training.add(event)
+        return training
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""

@@ -14,7 +14,7 @@ from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.rerun import spec_of
-from k8sjob.jobs.result import POSITION, read_reached
+from k8sjob.jobs.result import read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.jobs.suspend import suspend
 from k8sjob.observe.findings import findings, keep_record_of
@@ -83,31 +83,17 @@ def can(entry: JobEntry) -> list[str]:
 def history(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """The curves of the training by name, as [[epochs], [values]], and its process group."""
     reached = read_reached(entry.backend, snapshot)
-    curves: dict[str, tuple[list[float], list[Any]]] = {}
-    steps = max((one["step"] for one in reached.history if _real(one["step"])), default=0) or 1
-    for at, row in enumerate(reached.history):
-        epoch, step = row["epoch"], row["step"]
-        x = float(epoch) - 1 + float(step) / float(steps) if epoch else float(at)
-        for name, value in row.items():
-            if name not in POSITION and _real(value):
-                xs, ys = curves.setdefault(name, ([], []))
-                xs.append(x)
-                ys.append(value)
-    thinned = {
-        name: [part[:: -(-len(part) // MOST_POINTS)] for part in curve]
-        for name, curve in curves.items()
+    curves = {
+        name: list(zip(*points[:: -(-len(points) // MOST_POINTS)], strict=True))
+        for name, points in reached.numbers().items()
     }
-    return {"curves": thinned, "group": reached.group, "metrics": reached.metrics}
+    return {"curves": curves, "group": reached.group, "metrics": reached.metrics}
 
 
 def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """As `why --timing -o json` has it, with the words for the phases."""
     found = read_timing(entry.backend, snapshot)
     return {**found.as_dict(), "ends": [one.ends for one in found.phases]}
-
-
-def _real(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {

@@ -164,10 +164,8 @@ def _read(
 
 def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     """The progress in the last lines of the replica that reports; None where nothing tells it."""
-    training, last = Training(), 0.0
-    for event in filter(None, map(Event.decode, lines)):
-        training.add(event)
-        last = event.time
+    events = [event for line in lines if (event := Event.decode(line))]
+    training, last = Training.of(events), events[-1].time if events else 0.0
     tells = training.starting or training.group or training.restarts or training.progress.epoch
     # The clocks of the nodes are nearer to the server's than that of this machine.
     age = snapshot.now.timestamp() - last

@@ -5,7 +5,7 @@ from k8sjob.observe.training import MAX_POINTS, Progress, Training
 
 
 def training_of(*events):
-    return Training().read(event.encode() for event in events)
+    return Training.of(events)
 
 
 def progress(epoch, step, steps=20, *, loss=0.5, time=0.0, **data):
@@ -108,7 +108,4 @@ WAITS = "waiting for 2 of 4 processes: ranks 1, 3"
     ],
 )  # fmt: skip
 def test_what_keeps_a_job_from_training(events, detail):
-    training = Training()
-    for event in events:
-        training.add(event)
-    assert training.starting == detail
+    assert training_of(*events).starting == detail

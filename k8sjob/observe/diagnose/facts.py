@@ -383,8 +383,15 @@ class Facts:
 
     def reported(self, kind: EventKind) -> list[Event]:
         """The runtime's events of a kind in the output of all replicas."""
-        events = (Event.decode(line) for lines in self.logs.values() for line in lines)
-        return [event for event in events if event and event.kind == kind]
+        return [event for events in self.events.values() for event in events if event.kind == kind]
+
+    @cached_property
+    def events(self) -> dict[str, list[Event]]:
+        """The runtime's events in the known output of each replica."""
+        return {
+            replica: [event for line in lines if (event := Event.decode(line))]
+            for replica, lines in self.logs.items()
+        }
 
     def tail(self, replica: str, until: float | None = None) -> list[str]:
         """The last lines of a replica that are not empty; those written until a moment."""

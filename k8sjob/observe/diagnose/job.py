@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import Event, EventKind, Reason, counted
+from k8sjob.contract import EventKind, Reason, counted
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
@@ -294,7 +294,7 @@ def no_progress(facts: Facts) -> Iterator[Diagnosis]:
     reporter = _reporter(facts)
     if facts.status.state is not JobState.RUNNING or not facts.runs_again(reporter):
         return
-    if warning := Training().read(facts.tail(reporter)).hang:
+    if warning := Training.of(facts.events.get(reporter, ())).hang:
         rank = warning.data.get("rank")
         yield Diagnosis(
             Cause.NO_PROGRESS,
@@ -341,9 +341,8 @@ def nan_loss(facts: Facts) -> Iterator[Diagnosis]:
     """A loss that has not been a finite number in any known step, or twice at last."""
     reports = [
         event
-        for line in facts.logs.get(_reporter(facts), ())
-        if (event := Event.decode(line))
-        and event.kind in (EventKind.PROGRESS, EventKind.METRICS)
+        for event in facts.events.get(_reporter(facts), ())
+        if event.kind in (EventKind.PROGRESS, EventKind.METRICS)
         and isinstance(event.data.get("loss"), int | float)
     ]
     bad = list(takewhile(lambda event: not math.isfinite(event.data["loss"]), reversed(reports)))
@@ -399,8 +398,8 @@ def _reporter(facts: Facts) -> str:
         return reporting_replica(job) if facts.ranks else ""
     written = {
         replica: event.time
-        for replica in facts.logs
-        for event in filter(None, map(Event.decode, facts.tail(replica)))
+        for replica, events in facts.events.items()
+        for event in events
         if event.kind not in _BY_AGENTS
     }
     return max(written, key=written.__getitem__, default="")
