@@ -20,7 +20,8 @@ MEET = """
     from k8sjob.runtime.base import config
     from k8sjob.runtime.base.env import dist_env
     from k8sjob.runtime.base.event_lines import Reporter
-    from k8sjob.runtime.comm.watchdog import SYNC, Watchdog
+    from k8sjob.runtime.base.hangs import SYNC
+    from k8sjob.runtime.comm.watchdog import Watchdog
 
     env = dist_env(os.environ)
     pathlib.Path(f"start-{env.restart}-{env.rank}").touch()

@@ -19,15 +19,13 @@ import pytest
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.event_lines import start_phase
+from k8sjob.runtime.base.hangs import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.heartbeat import (
     HeartbeatMonitor,
     Observer,
     Seen,
     StallClock,
     _is_watched,
-    decode_ranks,
-    encode_ranks,
-    hang_of,
     read_seen,
 )
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.env import dist_env
-from k8sjob.runtime.comm.watchdog import SYNC, Beat, Watchdog, culprits, explain
+from k8sjob.runtime.base.hangs import SYNC, Beat, culprits, explain
+from k8sjob.runtime.comm.watchdog import Watchdog
 
 ALONE = dist_env({})
 

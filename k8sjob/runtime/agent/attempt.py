@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import OWN_LAUNCHER, EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
+from k8sjob.runtime.base import hangs
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.event_lines import start_phase, write_event
 from k8sjob.runtime.base.frames import aborted_beside_collective, fatal_place, users_threads
-from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, hang_of, read_seen
+from k8sjob.runtime.base.hangs import Beat
+from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, read_seen
 from k8sjob.runtime.base.long_waits import StepClock, step_missing, warn_of_wait
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 from k8sjob.temporary import temporary_folder
@@ -97,7 +99,7 @@ def run_attempt(
     inbox: Inbox,
     *,
     leave: Callable[[Attempt], float | None] | None = None,
-    hang: Callable[[Attempt], Reason | None] = lambda record: hang_of(record.running),
+    hang: Callable[[Attempt], Reason | None] = lambda record: hangs.hang_of(record.running),
 ) -> Attempt:
     """Start the node's processes once and wait until all are gone, or cannot be killed.
 
@@ -326,15 +328,9 @@ def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Attempt) 
 def _silence(ranks: tuple[int, ...], record: Attempt) -> Reason:
     """The hang of ranks whose watchdogs cannot report it themselves."""
     who = ranks_in_words(ranks)
-    return Reason(
-        exit_code=ExitCode.HUNG,
-        rank=ranks[0],
-        type="Hang",
-        message=f"{who}: no progress, not even of its watchdog; ended by the node's agent",
-        time=time.time(),
-        culprits=ranks,
-        step=record.seen.get(ranks[0], Seen()).step,
-    )
+    message = f"{who}: no progress, not even of its watchdog; ended by the node's agent"
+    last = Beat(record.seen.get(ranks[0], Seen()).step, "", answered=False)
+    return hangs.reason({ranks[0]: last}, ranks, message, rank=ranks[0])
 
 
 def _reason(rank: int, end: Exit, record: Attempt) -> Reason:

@@ -22,7 +22,7 @@ from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
 from k8sjob.runtime.base.event_lines import log_line, write_event, write_restart
-from k8sjob.runtime.base.heartbeat import decode_ranks, encode_ranks, hang_of
+from k8sjob.runtime.base.hangs import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.termination import describe
 

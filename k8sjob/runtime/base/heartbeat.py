@@ -22,13 +22,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
 from k8sjob.runtime.base.frames import caller, is_called_from, place_of_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _TORCH: Final = f"{os.sep}torch{os.sep}"
@@ -41,7 +40,6 @@ _RPC: Final = "torch.distributed.rpc.api"
 _LOADER: Final = f"{_TORCH}utils{os.sep}data{os.sep}dataloader.py"
 _BY_EXEC: Final = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
 """Modules that multiprocessing imports when it first starts a process in this way."""
-_MAX_SHOWN: Final = 8
 _SETTLES: Final = 5
 """Settling times that the agent waits: the rank's watchdog knows more and acts first."""
 
@@ -265,78 +263,6 @@ def read_seen(file: Path | None) -> Seen:
         return Seen(**json.loads(file.read_text())) if file else Seen()
     except (OSError, ValueError, TypeError):
         return Seen()
-
-
-def encode_ranks(seen: Mapping[int, Seen]) -> str:
-    """The ranks that other nodes' agents must know to explain a hang.
-
-    They are each rank that does not wait, and one of those that do: there may be thousands.
-    """
-    late = max(seen, key=lambda rank: (seen[rank].stuck, seen[rank].waited, -rank), default=None)
-    kept = {rank: one for rank, one in seen.items() if rank == late or not one.waited}
-    return json.dumps({rank: asdict(one) for rank, one in kept.items()})
-
-
-def decode_ranks(text: str) -> dict[int, Seen]:
-    """Decode the text of encode_ranks(); empty for other text, and if a type is wrong."""
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        found = {int(rank): Seen(**one) for rank, one in json.loads(text).items()}
-        kinds = [type(default) for default in asdict(Seen()).values()]
-        if all([*map(type, asdict(one).values())] == kinds for one in found.values()):
-            return found
-    return {}
-
-
-def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
-    """Why a group hangs, and which ranks cause it; None: no rank has waited too long.
-
-    Args:
-        seen: by rank, the state of all ranks that still run.
-    """
-    late = min((rank for rank, one in seen.items() if one.stuck), default=None)
-    if late is None or any(one.steps_on for one in seen.values()):
-        return None
-    guilty = tuple(
-        sorted(
-            rank
-            for rank, one in seen.items()
-            # A rank that stopped at once has not yet reported the size of its group.
-            if not one.waited and (one.ranks > 1 or rank < seen[late].ranks)
-        )
-    )
-    works = any(seen[rank].works for rank in guilty)
-    if works and seen[late].waited < TIMEOUTS.patience:
-        return None  # it prepares data: torch would let the others wait, too
-    message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
-    if guilty:
-        message = f"{places(seen, guilty)}; {message}"
-    elif len({one.where for one in seen.values()}) > 1:
-        message += f"; so have all others, in different lines: {places(seen, tuple(seen))}"
-    elif len(seen) > 1:
-        message += "; so have all others, in the same line: their calls there differ, in kind,"
-        message += " source or shape, or one rank has made more of them before"
-    else:
-        message += "; no rank is known that does not wait"
-    first = seen[guilty[0] if guilty else late]
-    return Reason(
-        exit_code=ExitCode.HUNG,
-        rank=guilty[0] if guilty else late,
-        type="Late" if works else "Hang",
-        message=message,
-        where=first.where.partition(" ")[0],
-        time=time.time(),
-        culprits=guilty,
-        step=first.step,
-    )
-
-
-def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
-    """Where the ranks are in the user's code, in words; of many, the first."""
-    states = [(rank, seen[rank].where, seen[rank].works) for rank in ranks[:_MAX_SHOWN]]
-    return ", ".join(
-        f"rank {rank} {'works' if works else 'is'} {f'at {where}' if where else 'in no known line'}"
-        for rank, where, works in states
-    )
 
 
 def _is_over_gloo() -> bool:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import NO_PROGRESS, EventKind
-from k8sjob.runtime.base.heartbeat import places
+from k8sjob.runtime.base.hangs import places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

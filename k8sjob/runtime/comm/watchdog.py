@@ -20,20 +20,19 @@ culprits as far as their beats show them: an evaluation or a compilation may tak
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
 import threading
 import time
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.base import frames
+from k8sjob.contract import ExitCode
+from k8sjob.runtime.base import frames, hangs
 from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.hangs import END, START, SYNC, Beat, culprits, explain
 from k8sjob.runtime.base.heartbeat import Observer, settle
 from k8sjob.runtime.base.long_waits import WARN_AFTER, LongWaits, warn_of_wait
 from k8sjob.runtime.base.termination import by_rank, write_reason
@@ -48,10 +47,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.env import DistEnv
     from k8sjob.runtime.base.event_lines import Reporter
 
-SYNC: Final = "sync"
-"""The phase of a rank that waits for the others in a collective."""
-_START: Final = "start"
-_END: Final = "end"
 _ALARM: Final = "watchdog/alarm"
 
 
@@ -67,27 +62,6 @@ class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
     def __init__(self, message: str, culprits: tuple[int, ...]) -> None:
         self.culprits = culprits
         super().__init__(message)
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The last beat of a rank, as others see it."""
-
-    step: int  # the optimizer step, counted by the rank
-    # "start" before the training, "end" after it, SYNC in a collective, else the activity
-    phase: str
-    answered: bool  # published after the alarm, so the rank's threads still run
-    # once it is late, its main thread's place in the user's code, as file:line in function
-    where: str = ""
-
-    def encode(self) -> str:
-        """Encode it as a store's value."""
-        return json.dumps([self.step, self.phase, self.answered, self.where])
-
-    @classmethod
-    def decode(cls, text: bytes) -> Beat:
-        """Decode it from a store's value."""
-        return cls(*json.loads(text))
 
 
 class Watchdog:
@@ -126,8 +100,8 @@ class Watchdog:
         self._publish_more = publish
         self._reporter = reporter if env.rank == self._ranks[0] else None
         self._long_waits = LongWaits(timeout)
-        self._idle = _START
-        self._last = (_START, 0, time.monotonic())
+        self._idle = START
+        self._last = (START, 0, time.monotonic())
         self._waits = (self._last[2], self._last[2])  # the ends of the last two
         self._watching = False
         self._closed = threading.Event()
@@ -158,7 +132,7 @@ class Watchdog:
     def pause(self) -> None:
         """Do not watch this rank's progress until the next begin()."""
         if self._watching:
-            self._watching, self._idle = False, _END
+            self._watching, self._idle = False, END
             self.beat(self._last[1])
             Observer.expect(progress=False)
 
@@ -261,20 +235,9 @@ class Watchdog:
             message = f"{text}; {self._message}"
         else:
             message = f"no progress for {age:.0f} s: {text}"
-        where, step = _position(self._beats, guilty)
-        write_reason(
-            Reason(
-                exit_code=ExitCode.HUNG,
-                rank=self._rank,
-                type=Hung.__name__ if self._message else "Hang",
-                message=message,
-                where=where,
-                time=time.time(),
-                culprits=guilty,
-                step=step,
-            ),
-            self._error_file,
-        )
+        kind = Hung.__name__ if self._message else "Hang"
+        hang = hangs.reason(self._beats, guilty, message, rank=self._rank, kind=kind)
+        write_reason(hang, self._error_file)
         # One piece, with the rank on each line.
         sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
         sys.stderr.flush()
@@ -367,59 +330,3 @@ class Watchdog:
             text = f"all ranks seem to wait in a collective{where}"
         found = {"message": f"no progress for {wait['seconds']} s: {text}"}
         return found | ({"rank": guilty[0]} if len(guilty) == 1 else {})
-
-
-def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
-    """The ranks that the others wait for; empty if that is not known.
-
-    Those that did not respond to the alarm cannot even run a thread. If all answered, they are the
-    ranks that do not wait for others; of several those that are behind. A rank that never published
-    a beat has None.
-    """
-    silent = tuple(rank for rank, beat in beats.items() if beat is None or not beat.answered)
-    if silent:
-        return silent
-    known = {rank: beat for rank, beat in beats.items() if beat is not None}
-    behind = min((beat.step for beat in known.values()), default=0)
-    elsewhere = {rank: beat.step for rank, beat in known.items() if beat.phase != SYNC}
-    return tuple(rank for rank, step in elsewhere.items() if step == behind) or tuple(elsewhere)
-
-
-def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
-    """The state of the culprits, in words."""
-    if guilty:
-        return ", ".join(f"rank {rank} {_state(beats[rank])}" for rank in guilty[:10])
-    return (
-        "all ranks wait in a collective, at steps "
-        f"{', '.join(sorted({str(beat.step) for beat in beats.values() if beat}))}; they called "
-        f"different ones, or different numbers of them{_places(beats)}"
-    )
-
-
-def _position(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> tuple[str, int]:
-    """(file:line, step) of the first culprit, else of the first rank that is known."""
-    ranks = [*guilty, *sorted(beats)]
-    beat = next((beat for rank in ranks if (beat := beats.get(rank)) is not None), None)
-    return (beat.where.partition(" ")[0], beat.step) if beat else ("", -1)
-
-
-def _places(beats: Mapping[int, Beat | None]) -> str:
-    """The ranks' places, where these are different lines of the user's code."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for rank, beat in beats.items():
-        if beat is not None and beat.where:
-            found[beat.where].append(str(rank))
-    if len(found) < 2:
-        return " (compare the stacks)"
-    shown = [f"rank {', '.join(ranks[:4])} in {place}" for place, ranks in list(found.items())[:4]]
-    return f": {'; '.join(shown)}"
-
-
-def _state(beat: Beat | None) -> str:
-    if beat is None:
-        return "does not respond, and never did (it is stopped, or in C code)"
-    idle = {_START: "before its training", _END: "after its training"}
-    place = idle.get(beat.phase, f"at step {beat.step} in {beat.phase}")
-    if beat.answered:
-        return f"is {place}, {beat.where}" if beat.where else f"is {place}"
-    return f"does not respond (it is stopped, or in C code), last heard of {place}"

@@ -1,0 +1,189 @@
+"""Hangs: the ranks that a group waits for, and where these are.
+
+Watchdogs of sessions publish beats, and observers see the ranks that have no session; one rule
+names the culprits from both.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.heartbeat import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SYNC: Final = "sync"
+"""The phase of a rank that waits for the others in a collective."""
+START: Final = "start"
+END: Final = "end"
+_MAX_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last beat of a rank, as others see it."""
+
+    step: int  # the optimizer step, counted by the rank
+    # "start" before the training, "end" after it, SYNC in a collective, else the activity
+    phase: str
+    answered: bool = True  # published after the alarm, so the rank's threads still run
+    # once it is late, its main thread's place in the user's code, as file:line in function
+    where: str = ""
+
+    def encode(self) -> str:
+        """Encode it as a store's value."""
+        return json.dumps([self.step, self.phase, self.answered, self.where])
+
+    @classmethod
+    def decode(cls, text: bytes) -> Beat:
+        """Decode it from a store's value."""
+        return cls(*json.loads(text))
+
+
+def culprits(beats: Mapping[int, Beat | None], *, by_step: bool = True) -> tuple[int, ...]:
+    """The ranks that the others wait for, in their order; empty if that is not known.
+
+    Those that did not respond to the alarm cannot even run a thread. If all answered, they are the
+    ranks that do not wait for others; of several those that are behind, where the steps of ranks
+    can be compared. A rank that never published a beat has None.
+    """
+    silent = [rank for rank, beat in beats.items() if beat is None or not beat.answered]
+    known = {rank: beat for rank, beat in beats.items() if beat is not None}
+    behind = min((beat.step for beat in known.values()), default=0)
+    elsewhere = {rank: beat.step for rank, beat in known.items() if beat.phase != SYNC}
+    last = [rank for rank, step in elsewhere.items() if by_step and step == behind]
+    return tuple(sorted(silent or last or elsewhere))
+
+
+def reason(
+    beats: Mapping[int, Beat | None],
+    guilty: tuple[int, ...],
+    message: str,
+    *,
+    rank: int,
+    kind: str = "Hang",
+) -> Reason:
+    """The reason of a hang that `rank` reports, at the place of the first culprit.
+
+    Where nothing is known of the culprits, it is that of the first rank that has a beat.
+    """
+    known = (beat for rank in (*guilty, *beats) if (beat := beats.get(rank)) is not None)
+    beat = next(known, Beat(-1, ""))
+    return Reason(
+        exit_code=ExitCode.HUNG,
+        rank=rank,
+        type=kind,
+        message=message,
+        where=beat.where.partition(" ")[0],
+        time=time.time(),
+        culprits=guilty,
+        step=beat.step,
+    )
+
+
+def explain(beats: Mapping[int, Beat | None], guilty: tuple[int, ...]) -> str:
+    """The state of the culprits, in words."""
+    if guilty:
+        return ", ".join(f"rank {rank} {_state(beats[rank])}" for rank in guilty[:10])
+    return (
+        "all ranks wait in a collective, at steps "
+        f"{', '.join(sorted({str(beat.step) for beat in beats.values() if beat}))}; they called "
+        f"different ones, or different numbers of them{_places(beats)}"
+    )
+
+
+def _places(beats: Mapping[int, Beat | None]) -> str:
+    """The ranks' places, where these are different lines of the user's code."""
+    ranks_at: defaultdict[str, list[str]] = defaultdict(list)
+    for rank, beat in beats.items():
+        if beat is not None and beat.where:
+            ranks_at[beat.where].append(str(rank))
+    if len(ranks_at) < 2:
+        return " (compare the stacks)"
+    first = list(ranks_at.items())[:4]
+    shown = [f"rank {', '.join(ranks[:4])} in {place}" for place, ranks in first]
+    return f": {'; '.join(shown)}"
+
+
+def _state(beat: Beat | None) -> str:
+    if beat is None:
+        return "does not respond, and never did (it is stopped, or in C code)"
+    idle = {START: "before its training", END: "after its training"}
+    place = idle.get(beat.phase, f"at step {beat.step} in {beat.phase}")
+    if beat.answered:
+        return f"is {place}, {beat.where}" if beat.where else f"is {place}"
+    return f"does not respond (it is stopped, or in C code), last heard of {place}"
+
+
+# --- ranks without a session ----------------------------------------------------------------------
+
+
+def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
+    """Why a group without a session hangs, and which ranks cause it; None: no rank waits too long.
+
+    Args:
+        seen: by rank, the state of all ranks that still run.
+    """
+    late = min((rank for rank, state in seen.items() if state.stuck), default=None)
+    if late is None or any(state.steps_on for state in seen.values()):
+        return None
+    beats = {
+        rank: Beat(seen[rank].step, SYNC if seen[rank].waited else "", where=seen[rank].where)
+        for rank in (late, *sorted(seen))
+        # A rank that stopped at once has not yet reported the size of its group.
+        if seen[rank].waited or seen[rank].ranks > 1 or rank < seen[late].ranks
+    }
+    # Torch's hook counts the steps of all optimizers, of which ranks may have different numbers.
+    guilty = culprits(beats, by_step=False)
+    works = any(seen[rank].works for rank in guilty)
+    if works and seen[late].waited < TIMEOUTS.patience:
+        return None  # it prepares data: torch would let the others wait, too
+    message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
+    if guilty:
+        message = f"{places(seen, guilty)}; {message}"
+    elif len({state.where for state in seen.values()}) > 1:
+        message += f"; so have all others, in different lines: {places(seen, tuple(seen))}"
+    elif len(seen) > 1:
+        message += "; so have all others, in the same line: their calls there differ, in kind,"
+        message += " source or shape, or one rank has made more of them before"
+    else:
+        message += "; no rank is known that does not wait"
+    rank = guilty[0] if guilty else late
+    return reason(beats, guilty, message, rank=rank, kind="Late" if works else "Hang")
+
+
+def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
+    """Where the ranks are in the user's code, in words; of many, the first."""
+    states = [(rank, seen[rank].where, seen[rank].works) for rank in ranks[:_MAX_SHOWN]]
+    return ", ".join(
+        f"rank {rank} {'works' if works else 'is'} {f'at {where}' if where else 'in no known line'}"
+        for rank, where, works in states
+    )
+
+
+def encode_ranks(seen: Mapping[int, Seen]) -> str:
+    """The ranks that other nodes' agents must know to explain a hang.
+
+    They are each rank that does not wait, and one of those that do: there may be thousands.
+    """
+    late = max(seen, key=lambda rank: (seen[rank].stuck, seen[rank].waited, -rank), default=None)
+    told = {rank: asdict(state) for rank, state in seen.items() if rank == late or not state.waited}
+    return json.dumps(told)
+
+
+def decode_ranks(text: str) -> dict[int, Seen]:
+    """Decode the text of encode_ranks(); empty for other text, and if a type is wrong."""
+    with suppress(ValueError, TypeError, AttributeError, RecursionError):
+        states = {int(rank): Seen(**fields) for rank, fields in json.loads(text).items()}
+        kinds = [type(default) for default in asdict(Seen()).values()]
+        if all([*map(type, asdict(state).values())] == kinds for state in states.values()):
+            return states
+    return {}
