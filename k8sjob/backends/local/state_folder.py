@@ -28,7 +28,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from k8sjob.environment import STATE, state_folder
 from k8sjob.errors import BackendError
 from k8sjob.files import whole_file
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -129,6 +129,11 @@ class JobFolder:
             if self.supervisor() in {None, _UNKNOWN}:
                 self.record_supervisor(os.getpid())
             os.utime(self._keeper)
+
+    def make(self) -> None:
+        """Make it, with disk space for its end; OSError where there is no room for it."""
+        self._requests.mkdir(parents=True)
+        self._ballast.write_bytes(b"\0" * _RESERVE_BYTES)
 
     def ask(self, verb: str, **details: Any) -> None:
         """Leave a request; it replaces an older one of the same verb.
@@ -282,36 +287,17 @@ class Store:
 
     @contextmanager
     def draft(self) -> Iterator[JobFolder]:
-        """A hidden folder for a new job; removed unless it is published."""
-        with self.locked():
-            self._sweep()
-            try:
-                draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
-                # A file, since over NFS a lock of a folder holds on this machine alone.
-                held = os.open(draft / "ballast", os.O_CREAT | os.O_RDWR, 0o600)
-                fcntl.flock(held, fcntl.LOCK_EX)
-            except OSError as error:
-                raise BackendError(os_error_message("write", self._jobs, error)) from error
+        """A folder for a new job, which is no job yet; removed unless it is published."""
+        self.make()
+        for removed in paths_in(self._jobs, ".gone-*"):  # by a process that was killed meanwhile
+            shutil.rmtree(removed, ignore_errors=True)
         try:
-            (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
-            (draft / "requests").mkdir()
-            yield JobFolder(draft)
+            with temporary_folder("job", str(self.root)) as place:
+                draft = JobFolder(place / "job")
+                draft.make()
+                yield draft
         except OSError as error:
-            raise BackendError(os_error_message("write", draft, error)) from error
-        finally:
-            os.close(held)
-            shutil.rmtree(draft, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half created or half removed."""
-        for path in self._jobs.glob(".*"):
-            with suppress(OSError):
-                held = os.open(path / "ballast", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who makes a job holds it
-                finally:
-                    os.close(held)  # first, or NFS would keep it under another name
-                shutil.rmtree(path, ignore_errors=True)
+            raise BackendError(os_error_message("write", self.root, error)) from error
 
     def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
         """Make a draft the folder of a job."""
