@@ -65,9 +65,15 @@ class K8sJobError(Exception):
 
     Attributes:
         exit_code: what a command with this error exits with.
+        message: what is wrong; with the next step where an error does not have it apart.
+        next_step: what to do now; may be empty.
     """
 
     exit_code: int = 1
+
+    def __init__(self, message: str = "", next_step: str = "") -> None:
+        self.message, self.next_step = message, next_step
+        super().__init__(f"{message}; {next_step}" if next_step else message)
 
     def _render_traceback_(self) -> list[str]:
         """The traceback for IPython: the line of the user's own code, and the message."""

@@ -17,12 +17,16 @@ _T = TypeVar("_T")
 
 
 class Severity(StrEnum):
-    """The severity of a finding."""
+    """The severity of a finding, the least severe first."""
 
-    ERROR = "error"
-    """It hangs, crashes at the start or is rejected."""
+    OK = "ok"
+    """All is well; doctor reports that, too."""
+    UNKNOWN = "unknown"
+    """It could not be looked at, and hinders nothing that is known."""
     WARNING = "warning"
     """It goes wrong silently, or only when something else fails."""
+    ERROR = "error"
+    """It hangs, crashes at the start or is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,12 @@ class Finding:
         id: its stable name, for programs.
         message: what is wrong, and the value seen.
         next_step: what to do now; empty: the message says it, or there is nothing to do.
-        severity: error or warning.
+        severity: how bad it is.
         source: the file's name.
         field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
         line: line in the file, counted from 1; 0 if there is none.
         column: column in the line, counted from 1; 0 if there is none.
+        details: further lines about what was seen, as one for each node.
     """
 
     id: str
@@ -48,6 +53,7 @@ class Finding:
     field: str = ""
     line: int = 0
     column: int = 0
+    details: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -10,8 +10,8 @@ import click
 from rich.text import Text
 
 from k8sjob.backends.local.machine import check_packages
-from k8sjob.checks.doctor import CheckResult, Report, Verdict, examine, gather
-from k8sjob.checks.doctor.check import problem, warning
+from k8sjob.checks.doctor import Report, examine, gather
+from k8sjob.checks.doctor.check import problem, verdict, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
@@ -19,6 +19,7 @@ from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import document
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
+from k8sjob.findings import Finding, Severity
 from k8sjob.kube.objects import Object
 from k8sjob.rendering import manifest
 from k8sjob.sanitize import safe_line
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
 
 _STYLES: Final = {
-    Verdict.OK: "green",
-    Verdict.UNKNOWN: "dim",
-    Verdict.WARNING: "yellow",
-    Verdict.PROBLEM: "bold red",
+    Severity.OK: "green",
+    Severity.UNKNOWN: "dim",
+    Severity.WARNING: "yellow",
+    Severity.ERROR: "bold red",
 }
 _RECORDS: Final = 20
 """Newest records that are searched for slow nodes."""
 _SHOWN: Final = 5
-_WIDTH: Final = max(map(len, Verdict))
+_WIDTH: Final = max(len(verdict(severity)) for severity in Severity)
 
 
 @click.command("doctor", cls=JobCommand)
@@ -84,7 +85,9 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     try:
         transport = place.connect(namespace).transport
     except BackendError as error:
-        return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
+        step = error.next_step or "correct the kubeconfig"
+        refusal = problem("kubeconfig", error.message, step)
+        return Report([*client(machine, place.client), refusal])
     job = manifest(spec) if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
@@ -94,7 +97,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     return Report(checks, report.context, report.namespace, report.rbac)
 
 
-def _slow_nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
+def _slow_nodes(facts: ClusterFacts) -> Iterator[Finding]:
     """Nodes of the cluster that were the slowest of several jobs, by the newest records."""
     from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - only for clusters
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
@@ -117,13 +120,7 @@ def _slow_nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
             )
 
 
-def _split(error: BackendError) -> tuple[str, str]:
-    """The message of an error, and the next step at its end."""
-    seen, _, step = str(error).rpartition("; ")
-    return (seen, step) if seen else (str(error), "correct the kubeconfig")
-
-
-def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[CheckResult]:
+def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Finding]:
     """Whether the packages of a job's image are installed here."""
     if spec is None or job is None:
         return
@@ -131,10 +128,10 @@ def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check
     try:
         check_packages(spec, job.folder / context)
     except BackendError as error:
-        yield warning("packages", *_split(error))
+        yield warning("packages", error.message, error.next_step)
 
 
-def _no_cluster(place: Place) -> CheckResult:
+def _no_cluster(place: Place) -> Finding:
     if place.is_local:
         return warning("cluster", "no cluster was checked", "omit --local to check one")
     return warning(
@@ -146,12 +143,12 @@ def _no_cluster(place: Place) -> CheckResult:
 
 def _show(report: Report) -> None:
     console = console_for(sys.stdout)
-    margin = max(len(check.topic) for check in report.checks)
+    margin = max(len(check.id) for check in report.checks)
     indent = " " * (_WIDTH + margin + 4)
     for check in report.checks:
-        verdict = (f"{check.verdict:{_WIDTH}}  ", _STYLES[check.verdict])
-        topic = (f"{check.topic:{margin}}  ", "bold")
-        lines = [Text.assemble(verdict, topic, safe_line(check.seen))]
+        word = (f"{verdict(check.severity):{_WIDTH}}  ", _STYLES[check.severity])
+        topic = (f"{check.id:{margin}}  ", "bold")
+        lines = [Text.assemble(word, topic, safe_line(check.message))]
         lines += [Text(indent + safe_line(detail), "dim") for detail in check.details]
         if check.next_step:
             lines.append(Text.assemble(indent, ("next: ", "bold"), safe_line(check.next_step)))
@@ -163,11 +160,11 @@ def _show(report: Report) -> None:
 
 
 def _verdict(report: Report) -> str:
-    problems = sum(check.verdict is Verdict.PROBLEM for check in report.checks)
+    problems = sum(check.severity is Severity.ERROR for check in report.checks)
     if problems:
         return f"{counted(problems, 'problem')} to solve before a job can be submitted"
     if not report.context:
-        lacking = [c.topic for c in report.checks if c.verdict is Verdict.WARNING]
+        lacking = [c.id for c in report.checks if c.severity is Severity.WARNING]
         able = not {"torch", "packages"}.intersection(lacking)
         return f"jobs {'can' if able else 'cannot yet'} run on this machine: k8sjob run"
     return f"jobs can be submitted to {report.namespace} (context {report.context})"

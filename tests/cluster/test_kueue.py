@@ -127,7 +127,7 @@ def test_what_never_starts_is_reported_before_and_after(desk, kueue, plan, reaso
 
         def warned(made=made, before=before):
             facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
-            return any(before in check.seen for check in examine_needs(facts))
+            return any(before in check.message for check in examine_needs(facts))
 
         eventually(warned, f"a warning of {queue} for a {kind}")
         ref = desk.backend.create(made)
@@ -313,7 +313,7 @@ def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reas
         for kind in KINDS:
             made = plan(f"{kind}-{len(managed)}", kind, kueue_queue="team")
             facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
-            seen = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
+            seen = [check.message for check in examine_needs(facts) if check.id == "queue"]
             lacks = f"Kueue does not manage {by_name(kind).kind}s in namespace {desk.namespace}"
             assert (lacks in seen) is (kind not in managed)
             refs[kind] = desk.backend.create(made)

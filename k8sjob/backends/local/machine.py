@@ -83,8 +83,8 @@ def check_packages(spec: JobSpec, context: Path) -> None:
     """
     if spec.uses_agent and util.find_spec("torch") is None:
         raise BackendError(
-            f"torch is not installed for {sys.executable}, which runs the job on this machine;"
-            f" {_pip('torch')}"
+            f"torch is not installed for {sys.executable}, which runs the job on this machine",
+            _pip("torch"),
         )
     if not isinstance(spec.image, Image):
         return
@@ -100,7 +100,8 @@ def check_packages(spec: JobSpec, context: Path) -> None:
     if missing:
         raise BackendError(
             f"{sys.executable}, which runs the job on this machine, lacks packages of the"
-            f" image's requirements: {', '.join(missing)}; {_pip(*arguments)}"
+            f" image's requirements: {', '.join(missing)}",
+            _pip(*arguments),
         )
 
 

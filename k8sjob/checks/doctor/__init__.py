@@ -5,23 +5,23 @@ Nothing in the cluster is changed: what would be made is asked for as a dry run.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor import cluster, controller, needs, permissions
-from k8sjob.checks.doctor.check import CheckResult, ClusterFacts, Verdict
+from k8sjob.checks.doctor.check import ClusterFacts, verdict
 from k8sjob.checks.doctor.gather import gather, gather_needs
+from k8sjob.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
 
 __all__ = [
-    "CheckResult",
     "Facts",
     "Report",
-    "Verdict",
     "examine",
     "examine_needs",
     "gather",
@@ -31,7 +31,7 @@ __all__ = [
 _OF_AN_OPERATOR: Final = frozenset({controller.crd, controller.webhook, controller.operator})
 """Checks that say nothing if the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
-_CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[CheckResult]], ...]] = (
+_CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[Finding]], ...]] = (
     permissions.permissions,
     controller.crd,
     controller.webhook,
@@ -61,7 +61,7 @@ class Report:
         rbac: the Role and RoleBinding to ask for; empty if nothing is missing.
     """
 
-    checks: Sequence[CheckResult]
+    checks: Sequence[Finding]
     context: str = ""
     namespace: str = ""
     rbac: Sequence[Json] = ()
@@ -69,7 +69,7 @@ class Report:
     @property
     def is_blocked(self) -> bool:
         """Whether something stands in the way of a submission."""
-        return any(check.verdict is Verdict.PROBLEM for check in self.checks)
+        return any(check.severity is Severity.ERROR for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON; docs/reference/json.md describes the fields."""
@@ -79,9 +79,10 @@ class Report:
             "can_submit": bool(self.context) and not self.is_blocked,
             "checks": [
                 {
-                    "topic": check.topic,
-                    **asdict(check),
-                    "verdict": str(check.verdict),
+                    "topic": check.id,
+                    "verdict": verdict(check.severity),
+                    "seen": check.message,
+                    "next_step": check.next_step,
                     "details": list(check.details),
                 }
                 for check in self.checks
@@ -101,10 +102,10 @@ def examine(facts: ClusterFacts) -> Report:
     return Report(checks, facts.context, facts.namespace, rbac)
 
 
-def examine_needs(facts: ClusterFacts) -> list[CheckResult]:
+def examine_needs(facts: ClusterFacts) -> list[Finding]:
     """Check for objects that a job names and the cluster lacks: the job would wait for them."""
     found = [check for look in _NEEDS for check in look(facts)]
-    needed = [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]
+    needed = [check for check in found if check.severity in {Severity.ERROR, Severity.WARNING}]
     # The operator's init container is left to doctor, which reads the operator's settings.
     security = cluster.pod_security(facts)
-    return needed + [check for check in security if check.verdict is Verdict.PROBLEM]
+    return needed + [check for check in security if check.severity is Severity.ERROR]

@@ -1,29 +1,17 @@
-"""Results of checks, and the facts that the checks look at."""
+"""Verdicts of checks, and the facts that the checks look at."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 
+from k8sjob.findings import Finding, Severity
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Json
 from k8sjob.targets.api import Target  # noqa: TC001 - as those above
 from k8sjob.targets.jobs import DEFAULT
-
-
-class Verdict(StrEnum):
-    """The meaning of a check for a submission."""
-
-    OK = "ok"
-    UNKNOWN = "unknown"
-    """The user may not look; it hinders nothing that is known."""
-    WARNING = "warning"
-    """A job can be submitted; something about it will not be as one may expect."""
-    PROBLEM = "problem"
-    """No job can be submitted, or none would run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +45,17 @@ class Permission:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One thing that was looked at.
-
-    Attributes:
-        verdict: what it means.
-        topic: what it is about, as `server`, `webhook`, `devices`; stable, for programs.
-        seen: what was seen, one line.
-        next_step: what to do, or to know; empty if there is nothing.
-        details: further lines about what was seen, as one for each node.
-    """
-
-    verdict: Verdict
-    topic: str
-    seen: str
-    next_step: str = ""
-    details: tuple[str, ...] = ()
+fine = partial(Finding, severity=Severity.OK)
+unknown = partial(Finding, severity=Severity.UNKNOWN)
+warning = partial(Finding, severity=Severity.WARNING)
+problem = partial(Finding, severity=Severity.ERROR)
+"""Findings about a topic, which is their id: as `server`, `webhook`, `devices`."""
 
 
-fine = partial(CheckResult, Verdict.OK)
-unknown = partial(CheckResult, Verdict.UNKNOWN)
-warning = partial(CheckResult, Verdict.WARNING)
-problem = partial(CheckResult, Verdict.PROBLEM)
+def verdict(severity: Severity) -> str:
+    """The word of the report: a problem is what no job can be submitted or run with."""
+    return "problem" if severity is Severity.ERROR else str(severity)
+
 
 Answer = Json | ApiError
 """An object, or why there is none."""

@@ -15,7 +15,8 @@ from k8sjob.targets.jobs import pod_specs, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
+    from k8sjob.checks.doctor.check import ClusterFacts
+    from k8sjob.findings import Finding
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
 
@@ -24,7 +25,7 @@ _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
 _DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
 
 
-def namespace(facts: ClusterFacts) -> Iterator[CheckResult]:
+def namespace(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the namespace exists."""
     refused = facts.error("dry run")
     unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
@@ -36,7 +37,7 @@ def namespace(facts: ClusterFacts) -> Iterator[CheckResult]:
         )
 
 
-def pod_security(facts: ClusterFacts) -> Iterator[CheckResult]:
+def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the namespace's pod security level admits the job's and the operator's Pods."""
     found = facts.one("namespace")
     if found is None:
@@ -64,7 +65,7 @@ def _forbids_escalation(container: Json) -> bool:
     return at_path(container, "securityContext", "allowPrivilegeEscalation") is False
 
 
-def _init_container(facts: ClusterFacts, seen: str) -> CheckResult:
+def _init_container(facts: ClusterFacts, seen: str) -> Finding:
     """Whether the operator's init container is admitted: its default has no securityContext.
 
     It is put in front of the Workers only of jobs with a Master.
@@ -87,7 +88,7 @@ def _init_container(facts: ClusterFacts, seen: str) -> CheckResult:
     )
 
 
-def storage(facts: ClusterFacts) -> Iterator[CheckResult]:
+def storage(facts: ClusterFacts) -> Iterator[Finding]:
     """Check for a default StorageClass, for claims that name none."""
     classes = facts.items("storage classes")
     if classes is None:
@@ -107,7 +108,7 @@ def storage(facts: ClusterFacts) -> Iterator[CheckResult]:
         )
 
 
-def pull_secrets(facts: ClusterFacts) -> Iterator[CheckResult]:
+def pull_secrets(facts: ClusterFacts) -> Iterator[Finding]:
     """The pull secrets that Pods of the default service account get."""
     account = facts.one("service account")
     if account is None:
@@ -125,7 +126,7 @@ _PODS: Final = ("pods", "count/pods")
 _SERVICES: Final = ("services", "count/services")
 
 
-def quotas(facts: ClusterFacts) -> Iterator[CheckResult]:
+def quotas(facts: ClusterFacts) -> Iterator[Finding]:
     """Check whether the job fits in what ResourceQuotas leave."""
     found = facts.items("quotas")
     if found is None:
@@ -187,7 +188,7 @@ def _all_state(job: Json, group: str, resource: str) -> bool:
     )
 
 
-def _check_quota(name: str, status: Json, need: Amounts) -> CheckResult:
+def _check_quota(name: str, status: Json, need: Amounts) -> Finding:
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     lines = tuple(
         f"{what}: {as_text(what, used.get(what, Decimal()))} of {as_text(what, limit)} used"
@@ -217,7 +218,7 @@ def _filled(facts: ClusterFacts) -> set[str]:
     return filled | {what.replace("limits.", "requests.") for what in filled}
 
 
-def limits(facts: ClusterFacts) -> Iterator[CheckResult]:
+def limits(facts: ClusterFacts) -> Iterator[Finding]:
     """Check whether the job requests more than LimitRanges allow one container or Pod."""
     for limit_range in facts.items("limit ranges") or ():
         for item in Object(limit_range).spec.get("limits") or ():
@@ -226,7 +227,7 @@ def limits(facts: ClusterFacts) -> Iterator[CheckResult]:
                 yield _limit(Object(limit_range).name, item["type"], most, facts.job or {})
 
 
-def _limit(name: str, kind: str, most: Amounts, job: Json) -> CheckResult:
+def _limit(name: str, kind: str, most: Amounts, job: Json) -> Finding:
     over = tuple(
         f"{role}: {what} {as_text(what, asked[what])}"
         for role, _, pod in pod_specs(job)
@@ -258,7 +259,7 @@ _SHOWN: Final = 8
 """Nodes that are named one by one."""
 
 
-def nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
+def nodes(facts: ClusterFacts) -> Iterator[Finding]:
     """How many nodes there are, and how many take Pods."""
     found = facts.items("nodes")
     if found is None:
@@ -278,7 +279,7 @@ def nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield fine("nodes", seen, details=_some(trouble))
 
 
-def free_devices(facts: ClusterFacts) -> Iterator[CheckResult]:
+def free_devices(facts: ClusterFacts) -> Iterator[Finding]:
     """Report the free GPUs and other devices, in all and on each node."""
     found = facts.items("nodes")
     if found is None:
@@ -299,7 +300,7 @@ def free_devices(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield fine("devices", "no node offers GPUs or other devices: jobs run on CPUs only")
 
 
-def _kind(facts: ClusterFacts, resource: str, model: str, those: Sequence[Node]) -> CheckResult:
+def _kind(facts: ClusterFacts, resource: str, model: str, those: Sequence[Node]) -> Finding:
     name = f"{resource} ({model})" if model else resource
     whole = sum((node.offers[resource] for node in those), Decimal())
     if facts.usage is None:

@@ -14,7 +14,8 @@ from k8sjob.targets.jobs import PREFERRED, namesake
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
+    from k8sjob.checks.doctor.check import ClusterFacts
+    from k8sjob.findings import Finding
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
 
@@ -27,7 +28,7 @@ _LONG_SLEEP: Final = 1.0
 """Seconds; a Master's name is there about one second after its worker first asks for it."""
 
 
-def crd(facts: ClusterFacts) -> Iterator[CheckResult]:
+def crd(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
@@ -54,7 +55,7 @@ def crd(facts: ClusterFacts) -> Iterator[CheckResult]:
         )
 
 
-def webhook(facts: ClusterFacts) -> Iterator[CheckResult]:
+def webhook(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the controller's webhook answers: it must refuse a job with a bad name."""
     error, controller = facts.error("bad dry run"), facts.target.controller
     answer = error.detail if error else ""
@@ -104,7 +105,7 @@ def _registered(facts: ClusterFacts) -> str:
     return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
 
 
-def dry_run(facts: ClusterFacts) -> Iterator[CheckResult]:
+def dry_run(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the apiserver would take the job, or a minimal one; nothing is made."""
     what = "a minimal job" if facts.job is None else "the job"
     error = facts.error("dry run")
@@ -146,7 +147,7 @@ def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]
     )
 
 
-def operator(facts: ClusterFacts) -> Iterator[CheckResult]:
+def operator(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the controller runs: its Deployment, or what its webhook shows."""
     labels = facts.target.controller.deployment
     deployments = facts.items("operator")
@@ -165,7 +166,7 @@ def operator(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield unknown("operator", seen, step)
 
 
-def _deployment(deployment: Json, labels: str) -> CheckResult:
+def _deployment(deployment: Json, labels: str) -> Finding:
     one = Object(deployment)
     images = [c.get("image", "") for c in _containers(deployment)]
     ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
@@ -179,7 +180,7 @@ def _deployment(deployment: Json, labels: str) -> CheckResult:
     )
 
 
-def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
+def init_image(facts: ClusterFacts) -> Iterator[Finding]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
     if facts.one("jobs api") is None or not facts.target.init_container:
         return
@@ -212,7 +213,7 @@ def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield fine("init-image", f"{text}, which each node pulls", step)
 
 
-def init_wait(facts: ClusterFacts) -> Iterator[CheckResult]:
+def init_wait(facts: ClusterFacts) -> Iterator[Finding]:
     """Check how long that container sleeps between lookups of the Master's name, as pods show.
 
     Pods of a job are made at the same time, so the first lookup nearly always comes too early.

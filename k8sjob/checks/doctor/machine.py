@@ -19,7 +19,7 @@ from k8sjob.environment import variables
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import CheckResult
+    from k8sjob.findings import Finding
 
 CLIENTS: Final = range(35, 38)
 """Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
@@ -62,7 +62,7 @@ def look(chosen: str | None = None) -> Machine:
     )
 
 
-def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[CheckResult]:
+def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Finding]:
     """Whether a client for the cluster is installed, in a version that fits the apiserver's.
 
     A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
@@ -79,7 +79,7 @@ def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[C
         yield _kubectl_client(machine.kubectl, server)
 
 
-def _python_client(version: str | None) -> CheckResult:
+def _python_client(version: str | None) -> Finding:
     if version is None:
         return problem("client", "the Python client of Kubernetes is not installed", _INSTALL)
     seen = f"the Python client, kubernetes {version}"
@@ -91,7 +91,7 @@ def _python_client(version: str | None) -> CheckResult:
     )
 
 
-def _kubectl_client(version: str, server: str) -> CheckResult:
+def _kubectl_client(version: str, server: str) -> Finding:
     seen = f"kubectl {version}"
     ours, theirs = _minor(version), _minor(server)
     if ours is None or theirs is None or abs(ours - theirs) <= _SKEW:
@@ -103,7 +103,7 @@ def _kubectl_client(version: str, server: str) -> CheckResult:
     )
 
 
-def here(machine: Machine) -> Iterator[CheckResult]:
+def here(machine: Machine) -> Iterator[Finding]:
     """Check what jobs on this machine can use."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:

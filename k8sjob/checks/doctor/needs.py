@@ -21,7 +21,8 @@ from k8sjob.targets.jobs import pod_specs, references
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
+    from k8sjob.checks.doctor.check import ClusterFacts
+    from k8sjob.findings import Finding
     from k8sjob.kube.api_resources import ObjectReference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
@@ -44,7 +45,7 @@ _STEPS: Final = {
 }
 
 
-def named_objects(facts: ClusterFacts) -> Iterator[CheckResult]:
+def named_objects(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
@@ -72,7 +73,7 @@ def named_objects(facts: ClusterFacts) -> Iterator[CheckResult]:
         )
 
 
-def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
+def queue(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether Kueue manages the job, and whether its queue can ever admit it."""
     if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
@@ -82,7 +83,7 @@ def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
     local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
-    found: list[CheckResult] = []
+    found: list[Finding] = []
     if managed is False:
         seen = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
@@ -107,7 +108,7 @@ def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
     yield unknown("queue", seen, step)
 
 
-def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterator[CheckResult]:
+def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterator[Finding]:
     """Check for causes that keep this job in a queue forever."""
     if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
@@ -139,7 +140,7 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
             yield warning("queue", reason, f"{step}; have quota for it added")
 
 
-def gang(facts: ClusterFacts) -> Iterator[CheckResult]:
+def gang(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
     if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
@@ -161,7 +162,7 @@ def _groups(facts: ClusterFacts) -> set[str] | None:
     return {group.get("name", "") for group in found.get("groups") or ()}
 
 
-def _missing(one: ObjectReference, namespace: str) -> CheckResult:
+def _missing(one: ObjectReference, namespace: str) -> Finding:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
     step = step.format(name=shlex.quote(one.name), namespace=shlex.quote(namespace))
     if one.kind == "pull secret":  # the kubelet continues without it
@@ -170,7 +171,7 @@ def _missing(one: ObjectReference, namespace: str) -> CheckResult:
     return problem("objects", f"there is no {one}{where}", step)
 
 
-def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[CheckResult]:
+def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[Finding]:
     claim = facts.one(str(one)) or {}
     if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{one} has lost its volume", "have the volume restored")
@@ -190,7 +191,7 @@ def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[CheckResult]:
 # --- room on nodes --------------------------------------------------------------------------------
 
 
-def fit(facts: ClusterFacts) -> Iterator[CheckResult]:
+def fit(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether each replica fits on a node at all, and how many of them fit now."""
     if facts.job is None:
         return
@@ -209,7 +210,7 @@ def fit(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield _check_free_room(facts.job, nodes)
 
 
-def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
+def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Finding | None:
     """Why no replica of the role can run, however long it waits; None if one can."""
     reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
     possible = [node for node in nodes if not refusal(node, pod)]
@@ -236,7 +237,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
     )
 
 
-def _check_free_room(job: Json, nodes: Sequence[Node]) -> CheckResult:
+def _check_free_room(job: Json, nodes: Sequence[Node]) -> Finding:
     """How many replicas find room now, each put on the fullest node that has it."""
     room: dict[str, Amounts] = {
         node.name: {what: node.free(what) for what in node.offers} for node in nodes

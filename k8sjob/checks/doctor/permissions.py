@@ -18,7 +18,8 @@ from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
+    from k8sjob.checks.doctor.check import ClusterFacts
+    from k8sjob.findings import Finding
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Companion, Made, Target
@@ -187,7 +188,7 @@ _SLOW: Final = 2.0
 """Seconds; from here on every command is felt to wait."""
 
 
-def server(facts: ClusterFacts) -> Iterator[CheckResult]:
+def server(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the apiserver answers, who it is, and how long it takes."""
     where = f"{facts.server} (context {facts.context})"
     error = facts.error("version")
@@ -212,7 +213,7 @@ def _login_step(error: ApiError) -> str:
     return "check that the cluster and the network are up, or specify another one with --context"
 
 
-def permissions(facts: ClusterFacts) -> Iterator[CheckResult]:
+def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the user may do all that k8sjob does in the namespace, and what is missing."""
     if not facts.allowed:
         yield unknown(

@@ -81,8 +81,8 @@ class Access:
         """There was no answer, or the connection broke."""
         why = redacted(why)
         return ApiError(
-            f"{self.server} (context {self.context}) cannot be reached: {why}; check that the"
-            " cluster and the network are up, or specify another with --context",
+            f"{self.server} (context {self.context}) cannot be reached: {why}",
+            "check that the cluster and the network are up, or specify another with --context",
             detail=why,
         )
 
@@ -90,7 +90,8 @@ class Access:
         """The server's certificate is not one that the kubeconfig trusts."""
         return ApiError(
             f"{self.server} (context {self.context}) has a certificate that is not trusted:"
-            f" {redacted(why)}; correct certificate-authority of this cluster in {self.where}",
+            f" {redacted(why)}",
+            f"correct certificate-authority of this cluster in {self.where}",
             reason="Untrusted",
             detail=redacted(why),
         )
@@ -98,15 +99,16 @@ class Access:
     def unusable(self, why: str) -> ApiError:
         """The client cannot use what is in the kubeconfig."""
         why = redacted(why)
-        message = f"{self.where}: context {self.context} cannot be used: {why}; correct it"
-        return ApiError(message, reason="Unusable", detail=why)
+        message = f"{self.where}: context {self.context} cannot be used: {why}"
+        return ApiError(message, "correct it", reason="Unusable", detail=why)
 
     def without_credentials(self, why: str) -> ApiError:
         """The program that gets the credentials returns none."""
         hint = f" ({' '.join(self.hint.split())})" if self.hint else ""
         return ApiError(
             f"the credentials of context {self.context} come from {self.plugin!r}, which gives"
-            f" none: {redacted(why)}; install it{hint}, or log in again",
+            f" none: {redacted(why)}",
+            f"install it{hint}, or log in again",
             code=401,
             reason="Unauthorized",
             detail=redacted(why),
@@ -117,7 +119,8 @@ class Access:
         by = f" with {self.plugin!r}" if self.plugin else ""
         return ApiError(
             f"{self.server} does not accept the credentials of context {self.context}: they have"
-            f" expired or were revoked; log in again{by}, or renew them in {self.where}",
+            " expired or were revoked",
+            f"log in again{by}, or renew them in {self.where}",
             code=401,
             reason="Unauthorized",
             detail="Unauthorized",
@@ -177,19 +180,19 @@ def access(
         empty = [path for path in looked if path.exists()]
         absence = "there is nothing in" if empty else "there is no kubeconfig at"
         raise BackendError(
-            f"no cluster is configured: {absence} {', '.join(map(str, empty or looked))}; set"
-            " KUBECONFIG, or specify a file with --kubeconfig"
+            f"no cluster is configured: {absence} {', '.join(map(str, empty or looked))}",
+            "set KUBECONFIG, or specify a file with --kubeconfig",
         )
     contexts = sorted(_named(config, "contexts"))
     where, available = os.pathsep.join(map(str, files)), ", ".join(contexts) or "none"
     name = context or str(config.get("current-context") or "")
     if not name:
         raise BackendError(
-            f"{where}: no current-context; specify one with --context (available: {available})"
+            f"{where}: no current-context", f"specify one with --context (available: {available})"
         )
     if name not in contexts:
         hint = did_you_mean(name, contexts, f"available: {available}")
-        raise BackendError(f"{where}: no context {name!r}; {hint}")
+        raise BackendError(f"{where}: no context {name!r}", hint)
     user = _part(config, "contexts", name, "context").get("user", "")
     fields = _part(config, "users", user, "user")
     if not plugins and (fields.get("exec") or fields.get("auth-provider")):
@@ -206,18 +209,19 @@ def _of_context(
         if meant.get(part) and meant[part] not in _named(config, names):
             raise BackendError(
                 f"{where}: context {name!r} names the {part} {meant[part]!r}, which is not"
-                f" under {names}; add it, or correct the context"
+                f" under {names}",
+                "add it, or correct the context",
             )
     cluster = _part(config, "clusters", meant.get("cluster", ""), "cluster")
     user = _part(config, "users", meant.get("user", ""), "user")
     server = cluster.get("server")
     if not server:
-        raise BackendError(f"{where}: context {name!r} has no cluster with a server; add it")
+        raise BackendError(f"{where}: context {name!r} has no cluster with a server", "add it")
     space, plugin = namespace or str(meant.get("namespace") or "default"), user.get("exec") or {}
     if not is_name(space):
         raise BackendError(
-            f"{where}: the context's namespace {space!r} is not a valid namespace; correct the"
-            " kubeconfig, or specify one with -n"
+            f"{where}: the context's namespace {space!r} is not a valid namespace",
+            "correct the kubeconfig, or specify one with -n",
         )
     return Access(
         context=name,
@@ -288,11 +292,11 @@ def _file(path: Path) -> _Config:
         place = getattr(error, "problem_mark", None)
         at = f", line {place.line + 1}" if place else ""
         why = getattr(error, "problem", None) or "not a YAML document"
-        raise BackendError(f"kubeconfig {path}{at}: {why}; correct the file") from None
+        raise BackendError(f"kubeconfig {path}{at}: {why}", "correct the file") from None
     if content is not None and not isinstance(content, dict):
-        raise BackendError(f"kubeconfig {path}: a mapping is expected; correct the file")
+        raise BackendError(f"kubeconfig {path}: a mapping is expected", "correct the file")
     if wrong := next(_mistakes(content or {}), ""):
-        raise BackendError(f"kubeconfig {path}: {wrong}; correct the file")
+        raise BackendError(f"kubeconfig {path}: {wrong}", "correct the file")
     return content or {}
 
 

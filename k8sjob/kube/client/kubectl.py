@@ -259,8 +259,8 @@ class KubectlTransport:
 
     def _not_startable(self, why: str | None) -> BackendError:
         return BackendError(
-            f"{self._argv[0]} cannot be started ({why}); install kubectl, or"
-            " pip install 'k8sjob[cluster]'"
+            f"{self._argv[0]} cannot be started ({why})",
+            "install kubectl, or pip install 'k8sjob[cluster]'",
         )
 
     def _error(self, stderr: str) -> ApiError:

@@ -227,8 +227,8 @@ class PythonTransport:
             from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
         except ImportError as error:
             raise BackendError(
-                f"the Python client of Kubernetes is missing ({error}); pip install"
-                " 'k8sjob[cluster]', or use --client=kubectl"
+                f"the Python client of Kubernetes is missing ({error})",
+                "pip install 'k8sjob[cluster]', or use --client=kubectl",
             ) from None
         settings = client.Configuration()
         settings.connection_pool_maxsize = CONNECTIONS

@@ -40,14 +40,16 @@ class ApiError(BackendError):
     def __init__(
         self,
         message: str,
+        next_step: str = "",
         *,
         code: int = 0,
         reason: str = "Unreachable",
         detail: str = "",
         causes: Sequence[Cause] = (),
     ) -> None:
-        super().__init__(message)
-        self.code, self.reason, self.detail, self.causes = code, reason, detail or message, causes
+        super().__init__(message, next_step)
+        self.code, self.reason, self.causes = code, reason, causes
+        self.detail = detail or str(self)
 
 
 class Transport(Protocol):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from healthy import the
 
-from k8sjob.checks.doctor import Verdict, examine
-from k8sjob.checks.doctor.check import Permission
+from k8sjob.checks.doctor import examine
+from k8sjob.checks.doctor.check import Permission, verdict
 from k8sjob.checks.doctor.permissions import (
     Grant,
     all_permissions,
@@ -15,6 +15,7 @@ from k8sjob.checks.doctor.permissions import (
     role,
     server,
 )
+from k8sjob.findings import Severity
 from k8sjob.kube.client.transport import ApiError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,7 @@ PAGE = (ROOT / "docs/reference/doctor.md").read_text()
 def test_a_healthy_cluster_hinders_nobody(facts):
     report = examine(facts())
     assert not report.is_blocked
-    assert {check.verdict for check in report.checks} == {Verdict.OK}
+    assert {check.severity for check in report.checks} == {Severity.OK}
     assert report.as_dict()["can_submit"] is True
     assert report.rbac == []
 
@@ -42,7 +43,7 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
     paths = [path for path in cluster.answers if path.startswith("/api")]
     review = {"selfsubjectaccessreviews": {"status": {"allowed": allowed}}}
     checks = examine(facts(dict.fromkeys([*paths, "pytorchjobs"], answer) | review)).checks
-    told = [check for check in checks if check.verdict is not Verdict.OK]
+    told = [check for check in checks if check.severity is not Severity.OK]
     assert len(told) > 5
     assert all(check.next_step for check in told)
 
@@ -58,14 +59,14 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
 )
 def test_a_server_that_does_not_answer_is_all_there_is_to_say(error, step, facts):
     check = the(examine(facts({"/version": error})).checks)
-    assert (check.topic, check.verdict) == ("server", Verdict.PROBLEM)
-    assert str(error) in check.seen
+    assert (check.id, check.severity) == ("server", Severity.ERROR)
+    assert str(error) in check.message
     assert step in check.next_step
 
 
 def test_a_slow_server_is_a_warning(facts):
-    assert the(server(facts(seconds=0.2))).seen.endswith("answered in 200 ms")
-    assert the(server(facts(seconds=5))).verdict is Verdict.WARNING
+    assert the(server(facts(seconds=0.2))).message.endswith("answered in 200 ms")
+    assert the(server(facts(seconds=5))).severity is Severity.WARNING
 
 
 # --- permissions ----------------------------------------------------------------------------------
@@ -82,14 +83,14 @@ def without(*verbs_and_resources):
 def test_what_no_submission_goes_without(lost, facts):
     check = the(permissions(facts(allowed=without(lost))))
     verb, resource = lost.split()
-    assert check.verdict is Verdict.PROBLEM
-    assert check.seen == "eve cannot submit and follow jobs in team"
+    assert check.severity is Severity.ERROR
+    assert check.message == "eve cannot submit and follow jobs in team"
     assert f"{verb} {resource}.kubeflow.org: for" in check.details[0]
 
 
 def test_what_some_commands_go_without(facts):
     check = the(permissions(facts(allowed=without("get pods/log", "list events", "watch events"))))
-    assert check.verdict is Verdict.WARNING
+    assert check.severity is Severity.WARNING
     assert check.details == (
         "get pods/log: for logs, watch, why",
         "list, watch events: for watch, why",
@@ -99,14 +100,14 @@ def test_what_some_commands_go_without(facts):
 def test_what_is_cluster_wide_is_nobodys_duty(facts):
     allowed = {one: not one.cluster_wide for one in all_permissions()}
     mine, wide = permissions(facts(allowed=allowed))
-    assert (mine.verdict, wide.verdict) == (Verdict.OK, Verdict.UNKNOWN)
-    assert "get, list nodes; " in wide.seen
+    assert (mine.severity, wide.severity) == (Severity.OK, Severity.UNKNOWN)
+    assert "get, list nodes; " in wide.message
     assert "manifests/rbac/capacity.yaml and manifests/rbac/cluster-viewer.yaml" in wide.next_step
     assert asked_for(facts(allowed=allowed)) == []
 
 
 def test_an_apiserver_that_does_not_tell(facts):
-    assert the(permissions(facts(allowed={}))).verdict is Verdict.UNKNOWN
+    assert the(permissions(facts(allowed={}))).severity is Severity.UNKNOWN
     assert asked_for(facts(allowed={})) == []
 
 
@@ -142,4 +143,5 @@ def test_every_topic_is_explained():
 
 
 def test_every_verdict_is_explained():
-    assert re.findall(r"^\| (ok|unknown|warning|problem) \|", PAGE, re.MULTILINE) == list(Verdict)
+    verdicts = re.findall(r"^\| (ok|unknown|warning|problem) \|", PAGE, re.MULTILINE)
+    assert verdicts == [verdict(severity) for severity in Severity]

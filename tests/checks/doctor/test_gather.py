@@ -89,7 +89,7 @@ def test_of_a_trainjob_the_runtime_is_bad_which_kueue_does_not_look_at():
 
     found = gather(Cluster(answer), "team", target=by_name("trainjob"))
     (check,) = webhook(found)
-    assert (str(check.verdict), check.seen) == ("ok", f"answers: {own} refused an invalid job")
+    assert (str(check.severity), check.message) == ("ok", f"answers: {own} refused an invalid job")
 
 
 def test_the_job_goes_into_the_namespace_that_is_meant(cluster, make_job):

@@ -4,7 +4,6 @@ import pytest
 from healthy import deployment, the
 
 from k8sjob.checks.doctor import gather
-from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.cluster import (
     limits,
     namespace,
@@ -15,12 +14,13 @@ from k8sjob.checks.doctor.cluster import (
     storage,
 )
 from k8sjob.checks.doctor.controller import crd, dry_run, init_image, init_wait, operator, webhook
+from k8sjob.findings import Severity
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import by_name
 
-OK, WARNING, UNKNOWN, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.PROBLEM
+OK, WARNING, UNKNOWN, PROBLEM = Severity.OK, Severity.WARNING, Severity.UNKNOWN, Severity.ERROR
 HOOK = "validator.pytorchjob.training-operator.kubeflow.org"
 API, TRAINER = "/apis/kubeflow.org/v1", "/apis/trainer.kubeflow.org"
 DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -155,9 +155,9 @@ LOOKS = [
 def test_a_look(row, facts, make_job):
     look, answers, verdict, seen, step = (*row, *(None, "", "")[len(row) - 2 :])
     found = list(look(facts(answers, job=make_job() if look is dry_run else None)))
-    assert [check.verdict for check in found] == ([verdict] if verdict else [])
+    assert [check.severity for check in found] == ([verdict] if verdict else [])
     for check in found:
-        assert seen in check.seen
+        assert seen in check.message
         assert (step in check.next_step) if step is not None else check.next_step == ""
 
 
@@ -165,11 +165,11 @@ def test_a_flag_among_the_words_of_the_command(facts):
     found = deployed()
     (only,) = found[DEPLOYMENTS]["items"][0]["spec"]["template"]["spec"]["containers"]
     only["command"] = ["/manager", f"{IMAGE_FLAG}=a/b:1"]
-    assert "of a/b:1, which" in the(init_image(facts(found))).seen
+    assert "of a/b:1, which" in the(init_image(facts(found))).message
 
 
 def test_a_minimal_job_is_sent_where_there_is_none(facts):
-    assert the(dry_run(facts())).seen == "a minimal job is accepted in team; nothing was created"
+    assert the(dry_run(facts())).message == "a minimal job is accepted in team; nothing was created"
 
 
 def test_the_controller_of_another_kind(cluster):
@@ -179,11 +179,11 @@ def test_the_controller_of_another_kind(cluster):
         return [one for check in (crd, webhook, operator) for one in check(found)]
 
     seen = "JobSet is not served: the CRD of the JobSet controller is not installed"
-    assert asked()[0].seen == seen
+    assert asked()[0].message == seen
     served = {"/apis/jobset.x-k8s.io/v1alpha2": {"resources": [{"name": "jobsets"}]}}
     found = asked(**served, jobsets=denied("vjobset.kb.io"), **{DEPLOYMENTS: items()})
-    assert [check.verdict for check in found] == [OK] * 3
-    assert found[1].seen == "answers: vjobset.kb.io refused an invalid job"
+    assert [check.severity for check in found] == [OK] * 3
+    assert found[1].message == "answers: vjobset.kb.io refused an invalid job"
     assert list(init_image(gather(cluster, "team", target=by_name("jobset")))) == []
 
 
@@ -201,13 +201,13 @@ def test_the_controller_of_another_kind(cluster):
 )
 def test_restricted_and_the_operators_init_container(answers, verdict, text, facts):
     check = the(pod_security(facts(RESTRICTED | answers)))
-    assert check.verdict is verdict
-    assert text in check.seen + check.next_step
+    assert check.severity is verdict
+    assert text in check.message + check.next_step
 
 
 def test_restricted_and_a_job_that_is_not(facts, make_job):
     first, _ = pod_security(facts(RESTRICTED, job=make_job()))
-    assert first.verdict is PROBLEM
+    assert first.severity is PROBLEM
     assert first.next_step == "set security: restricted in the job.yaml"
 
 
@@ -219,8 +219,8 @@ def test_a_restricted_job_without_a_master_or_workers_gets_no_init_container(
     if workers:
         del job["spec"]["pytorchReplicaSpecs"]["Master"]
     check = the(pod_security(facts(RESTRICTED, job=job)))
-    assert check.verdict is OK
-    assert "no init container" in check.seen
+    assert check.severity is OK
+    assert "no init container" in check.message
 
 
 # --- quotas and limits ----------------------------------------------------------------------------
@@ -232,20 +232,20 @@ def quota(hard, used, **spec):
 
 
 def test_no_quota_and_none_that_may_be_read(facts, refused):
-    assert the(quotas(facts())).seen == "team has no ResourceQuota"
+    assert the(quotas(facts())).message == "team has no ResourceQuota"
     answers = {f"{TEAM}/resourcequotas": refused}
-    assert the(quotas(facts(answers))).verdict is UNKNOWN
+    assert the(quotas(facts(answers))).severity is UNKNOWN
 
 
 def test_a_quota_with_room(facts):
     check = the(quotas(facts(quota({"pods": "10"}, {"pods": "8"}))))
-    assert check.verdict is OK
+    assert check.severity is OK
     assert check.details == ("pods: 8 of 10 used",)
 
 
 def test_a_quota_that_is_nearly_used_up(facts):
     check = the(quotas(facts(quota({"pods": "8"}, {"pods": "8"}))))
-    assert (check.verdict, check.seen) == (WARNING, "q is nearly used up: pods")
+    assert (check.severity, check.message) == (WARNING, "q is nearly used up: pods")
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_quota_that_is_nearly_used_up(facts):
 )
 def test_a_job_against_a_quota(hard, used, enough, facts, make_job):
     job = make_job(workers=3, requests={"cpu": "1", "memory": "4Gi", "nvidia.com/gpu": "2"})
-    verdicts = [check.verdict for check in quotas(facts(quota(hard, used), job=job))]
+    verdicts = [check.severity for check in quotas(facts(quota(hard, used), job=job))]
     assert (PROBLEM not in verdicts) is enough
 
 
@@ -286,14 +286,14 @@ def test_what_a_job_with_one_service_adds_to_a_quota(target, objects):
 
 def test_a_quota_for_only_some_pods_does_not_count_against_the_job(facts, make_job):
     answers = quota({"pods": "1"}, {"pods": "0"}, scopes=["BestEffort"])
-    assert the(quotas(facts(answers, job=make_job()))).verdict is OK
+    assert the(quotas(facts(answers, job=make_job()))).severity is OK
 
 
 def test_a_quota_wants_what_the_job_does_not_say(facts, make_job):
     hard = {"limits.memory": "64Gi", "requests.cpu": "8", "pods": "9"}
     checks = list(quotas(facts(quota(hard, {}), job=make_job(requests={"cpu": "1"}))))
-    assert [check.verdict for check in checks] == [OK, PROBLEM]
-    assert "limits.memory; the job's do not" in checks[1].seen
+    assert [check.severity for check in checks] == [OK, PROBLEM]
+    assert "limits.memory; the job's do not" in checks[1].message
 
 
 def test_a_limit_range_may_fill_it_in(facts, make_job):
@@ -302,7 +302,7 @@ def test_a_limit_range_may_fill_it_in(facts, make_job):
         **quota({"limits.memory": "64Gi", "memory": "64Gi"}, {}),
         f"{TEAM}/limitranges": fills,
     }
-    assert the(quotas(facts(answers, job=make_job()))).verdict is OK
+    assert the(quotas(facts(answers, job=make_job()))).severity is OK
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_job_against_a_limit_range(kind, most, allowed, facts, make_job):
     pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     pod["containers"].append(pod["containers"][0])
     check = the(limits(facts({f"{TEAM}/limitranges": {"items": [found]}}, job=job)))
-    assert (check.verdict is OK) is allowed
+    assert (check.severity is OK) is allowed
 
 
 def test_a_limit_range_without_a_maximum_says_nothing(facts):

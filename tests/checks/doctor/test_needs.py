@@ -1,8 +1,8 @@
 import pytest
 
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
-from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
+from k8sjob.findings import Severity
 from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest, render
@@ -90,7 +90,7 @@ def test_a_name_cannot_leave_its_place():
 def test_all_there(facts, job):
     answers = {path: {"metadata": {"name": "x"}} for path in paths(job).values()}
     [check] = named_objects(facts(answers, job=job))
-    assert check.verdict is Verdict.OK
+    assert check.severity is Severity.OK
 
 
 @pytest.mark.parametrize("named", sorted(NAMED))
@@ -100,9 +100,9 @@ def test_one_missing(named, facts, job):
     answers = {path: {"metadata": {"name": "x"}} for path in where.values()}
     answers[where[f"{kind} {name}"]] = None
     missing, _ = named_objects(facts(answers, job=job))
-    expected = Verdict.WARNING if kind == "pull secret" else Verdict.PROBLEM
-    assert missing.verdict is expected
-    assert missing.seen.startswith(f"there is no {kind} {name}")
+    expected = Severity.WARNING if kind == "pull secret" else Severity.ERROR
+    assert missing.severity is expected
+    assert missing.message.startswith(f"there is no {kind} {name}")
     made = {"claim", "secret", "pull secret", "config map", "service account"}
     assert ("-n team" in missing.next_step) is (kind in made)
     assert "{" not in missing.next_step
@@ -111,8 +111,8 @@ def test_one_missing(named, facts, job):
 def test_what_may_not_be_read_is_named(facts, job, refused):
     answers = dict.fromkeys(paths(job).values(), refused)
     [check] = named_objects(facts(answers, job=job))
-    assert check.verdict is Verdict.UNKNOWN
-    assert "secret hf-token" in check.seen
+    assert check.severity is Severity.UNKNOWN
+    assert "secret hf-token" in check.message
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_what_may_not_be_read_is_named(facts, job, refused):
     [
         (["ReadWriteMany"], "Bound", None),
         (["ReadWriteOnce", "ReadWriteMany"], "Bound", None),
-        (["ReadWriteOnce"], "Bound", Verdict.WARNING),
-        (["ReadWriteOncePod"], "Bound", Verdict.PROBLEM),
-        (["ReadWriteMany"], "Lost", Verdict.PROBLEM),
+        (["ReadWriteOnce"], "Bound", Severity.WARNING),
+        (["ReadWriteOncePod"], "Bound", Severity.ERROR),
+        (["ReadWriteMany"], "Lost", Severity.ERROR),
     ],
 )
 def test_a_claim_and_many_replicas(modes, phase, verdict, facts, make_job):
@@ -130,8 +130,8 @@ def test_a_claim_and_many_replicas(modes, phase, verdict, facts, make_job):
     claim = {"spec": {"accessModes": modes}, "status": {"phase": phase}}
     answers = {f"{TEAM}/persistentvolumeclaims/data": claim}
     *found, there = named_objects(facts(answers, job=job))
-    assert [check.verdict for check in found] == ([verdict] if verdict else [])
-    assert there.seen == "found: claim data"
+    assert [check.severity for check in found] == ([verdict] if verdict else [])
+    assert there.message == "found: claim data"
 
 
 GROUPS = {"kind": "APIGroupList", "groups": [{"name": "kueue.x-k8s.io"}, {"name": "apps"}]}
@@ -179,23 +179,23 @@ OF_GPUS = "requests 6 of example.com/gpu, and ClusterQueue all has at most"
     ("answers", "verdict", "detail"),
     [
         ({}, "ok", "ClusterQueue all admits those from LocalQueue team-queue"),
-        ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
-        ({"suspend": None}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
+        ({"suspend": False}, "error", "Kueue does not manage PyTorchJobs in namespace team"),
+        ({"suspend": None}, "error", "Kueue does not manage PyTorchJobs in namespace team"),
         ({"suspend": "refused"}, "unknown", "it is unknown whether Kueue"),
         ({"queue": "refused"}, "unknown", "it is unknown whether Kueue"),
         ({"cluster": "refused"}, "unknown", "you cannot read ClusterQueue all"),
-        ({"cluster": None}, "problem", "ClusterQueue all, which does not exist"),
-        ({"queue": STOPPED, "cluster": "refused"}, "problem", "LocalQueue team-queue is stopped"),
-        ({"queue": INACTIVE, "cluster": "refused"}, "problem", "all, which is inactive"),
-        ({"cluster": cluster_queue(inactive="NoFlavor")}, "problem", "inactive: NoFlavor: Can't"),
-        ({"cluster": cluster_queue(namespaceSelector=None)}, "problem", NOT_OURS),
-        ({"cluster": cluster_queue(namespaceSelector=ELSEWHERE)}, "problem", NOT_OURS),
-        ({"cluster": cluster_queue([(4, None)])}, "problem", f"{OF_GPUS} 4"),
+        ({"cluster": None}, "error", "ClusterQueue all, which does not exist"),
+        ({"queue": STOPPED, "cluster": "refused"}, "error", "LocalQueue team-queue is stopped"),
+        ({"queue": INACTIVE, "cluster": "refused"}, "error", "all, which is inactive"),
+        ({"cluster": cluster_queue(inactive="NoFlavor")}, "error", "inactive: NoFlavor: Can't"),
+        ({"cluster": cluster_queue(namespaceSelector=None)}, "error", NOT_OURS),
+        ({"cluster": cluster_queue(namespaceSelector=ELSEWHERE)}, "error", NOT_OURS),
+        ({"cluster": cluster_queue([(4, None)])}, "error", f"{OF_GPUS} 4"),
         ({"cluster": cluster_queue([(4, None), (2, None)])}, "ok", "admits"),
         # The Workers need 4 of one flavor.
-        ({"cluster": cluster_queue([(3, None), (3, None)])}, "problem", f"{OF_GPUS} 3 or 3"),
+        ({"cluster": cluster_queue([(3, None), (3, None)])}, "error", f"{OF_GPUS} 3 or 3"),
         ({"cluster": cluster_queue([(4, None)], cohortName="c")}, "ok", "admits"),
-        ({"cluster": cluster_queue([(4, 1)], cohortName="c")}, "problem", f"{OF_GPUS} 5"),
+        ({"cluster": cluster_queue([(4, 1)], cohortName="c")}, "error", f"{OF_GPUS} 5"),
         ({"cluster": cluster_queue([])}, "warning", "ClusterQueue all has no quota for cpu"),
     ],
 )
@@ -212,8 +212,8 @@ def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, ver
     }
     for look in (gather_needs, gather):
         first, *_ = queue(look(cluster, "team", job))
-        assert first.verdict == verdict
-        assert detail in first.seen
+        assert first.severity == verdict
+        assert detail in first.message
     posted = [body for method, _, query, body in cluster.asked if method == "POST"]
     assert posted[0]["spec"]["runPolicy"]["suspend"] is False
     assert posted[0]["metadata"]["name"] != "digits"
@@ -224,7 +224,7 @@ DOUBLE = 'spec.runtimePatches[1]: Duplicate value: {"manager":"kueue.x-k8s.io/ma
 
 
 @pytest.mark.parametrize(
-    ("detail", "verdict"), [(MISSED, "problem"), (DOUBLE, "ok"), ("no: a policy", "unknown")]
+    ("detail", "verdict"), [(MISSED, "error"), (DOUBLE, "ok"), ("no: a policy", "unknown")]
 )
 def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
     detail, verdict, cluster
@@ -244,7 +244,7 @@ def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
         "trainjobs": ApiError(detail, code=422, detail=detail),
     }
     (found,) = queue(gather_needs(cluster, "team", manifest(spec)))
-    assert found.verdict == verdict
+    assert found.severity == verdict
     (asked,) = [body for _, path, _, body in cluster.asked if path.endswith("/trainjobs")]
     assert asked["spec"]["runtimePatches"] == [{"manager": "kueue.x-k8s.io/manager"}]
     assert asked["spec"]["suspend"] is False
@@ -253,17 +253,17 @@ def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
 def test_without_kueue_no_job_of_a_queue_starts(cluster, job):
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
     (found,) = queue(gather_needs(cluster, "team", job))
-    assert found.seen == "Kueue is not installed in this cluster"
+    assert found.message == "Kueue is not installed in this cluster"
     assert "the job never starts" in found.next_step
 
 
 @pytest.mark.parametrize(
     ("elastic", "quotas", "verdict"),
     [
-        ({"min": 2, "max": 3}, [4], Verdict.OK),
-        ({"min": 2, "max": 3}, [3], Verdict.PROBLEM),
-        (None, [6], Verdict.OK),
-        (None, [4, 2], Verdict.PROBLEM),  # the Pods of one template get one flavor
+        ({"min": 2, "max": 3}, [4], Severity.OK),
+        ({"min": 2, "max": 3}, [3], Severity.ERROR),
+        (None, [6], Severity.OK),
+        (None, [4, 2], Severity.ERROR),  # the Pods of one template get one flavor
     ],
 )
 def test_the_pods_of_an_indexed_job_need_quota_of_one_flavor(elastic, quotas, verdict, cluster):
@@ -280,15 +280,15 @@ def test_the_pods_of_an_indexed_job_need_quota_of_one_flavor(elastic, quotas, ve
     answers = {"/apis": GROUPS, f"{KUEUE}/namespaces/team/localqueues/team-queue": local_queue()}
     answers[f"{KUEUE}/clusterqueues/all"] = cluster_queue([(quota, None) for quota in quotas])
     cluster.answers |= {**answers, "jobs": lambda _body: made}
-    assert [one.verdict for one in queue(gather_needs(cluster, "team", made))] == [verdict]
+    assert [one.severity for one in queue(gather_needs(cluster, "team", made))] == [verdict]
 
 
 def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
-    detail = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job))]
     assert not any("team-queue" in text for text in detail)
     cluster.answers["/apis"] = GROUPS
-    detail = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job))]
     assert "there is no queue team-queue in team" in detail
     assert "there is no claim data in team" in detail
 
@@ -299,7 +299,7 @@ def test_a_gang_scheduler_that_is_not_there(cluster, make_job, group):
     job["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2}}
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": [{"name": group}]}
     found = examine_needs(gather_needs(cluster, "team", job))
-    assert [one.topic for one in found] == (["gang"] if group == "apps" else [])
+    assert [one.id for one in found] == (["gang"] if group == "apps" else [])
 
 
 def test_what_may_not_be_read_is_no_warning(cluster, job, refused):
@@ -316,5 +316,5 @@ def test_a_job_that_names_nothing_costs_one_request(cluster, make_job):
 def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level):
     labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
     cluster.answers["/api/v1/namespaces/team"] = {"metadata": {"name": "team", "labels": labels}}
-    topics = [one.topic for one in examine_needs(gather_needs(cluster, "team", make_job()))]
+    topics = [one.id for one in examine_needs(gather_needs(cluster, "team", make_job()))]
     assert topics == ["pod-security"] * (level == "restricted")

@@ -3,12 +3,12 @@
 import pytest
 from healthy import node, pod, the
 
-from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.cluster import free_devices, nodes
 from k8sjob.checks.doctor.needs import fit
+from k8sjob.findings import Severity
 from k8sjob.kube.capacity import Node, refusal
 
-OK, WARNING, UNKNOWN, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.PROBLEM
+OK, WARNING, UNKNOWN, PROBLEM = Severity.OK, Severity.WARNING, Severity.UNKNOWN, Severity.ERROR
 GPU, PRODUCT = "nvidia.com/gpu", "nvidia.com/gpu.product"
 TAINT = {"key": GPU, "value": "present", "effect": "NoSchedule"}
 
@@ -34,10 +34,10 @@ def using(**gpus):
 
 
 def test_nodes_that_take_no_pods(look, facts, refused):
-    assert the(look(nodes, node("a", ready=False), node("b"))).seen == "1 of 2 nodes accept pods"
+    assert the(look(nodes, node("a", ready=False), node("b"))).message == "1 of 2 nodes accept pods"
     check = the(look(nodes, node("a", ready=False)))
-    assert (check.verdict, check.details) == (PROBLEM, ("a: not ready",))
-    assert the(nodes(facts({"/api/v1/nodes": refused}))).verdict is UNKNOWN
+    assert (check.severity, check.details) == (PROBLEM, ("a: not ready",))
+    assert the(nodes(facts({"/api/v1/nodes": refused}))).severity is UNKNOWN
 
 
 def test_free_gpus_by_model_in_all_and_by_node(look):
@@ -51,8 +51,8 @@ def test_free_gpus_by_model_in_all_and_by_node(look):
         node("d", **{"amd.com/gpu": "4"}),
         pods={"items": [*using(a=3, b=8)["items"], pod("", **{GPU: "1"})]},
     )
-    assert amd.seen == "amd.com/gpu: 4 of 4 free"
-    assert (nvidia.verdict, nvidia.seen) == (OK, "nvidia.com/gpu (H100): 5 of 24 free")
+    assert amd.message == "amd.com/gpu: 4 of 4 free"
+    assert (nvidia.severity, nvidia.message) == (OK, "nvidia.com/gpu (H100): 5 of 24 free")
     assert nvidia.details == (
         "a: 5 of 8 free; only for jobs that tolerate team=x:NoSchedule",
         "b: 0 of 8 free",
@@ -76,13 +76,13 @@ def test_free_gpus_by_model_in_all_and_by_node(look):
 )
 def test_devices(look, refused, one, *, pods, verdict, text):
     check = the(look(free_devices, one, pods=refused if pods == "refused" else pods))
-    assert check.verdict is verdict
-    assert text in f"{check.seen}: {check.next_step}"
+    assert check.severity is verdict
+    assert text in f"{check.message}: {check.next_step}"
 
 
 def test_many_nodes_are_not_all_named(look):
     check = the(look(free_devices, *(node(f"n{i}", gpus=1) for i in range(1000))))
-    assert check.seen == "nvidia.com/gpu: 1000 of 1000 free"
+    assert check.message == "nvidia.com/gpu: 1000 of 1000 free"
     assert check.details[-1] == "... and 992 more nodes"
     assert len(check.details) == 9
 
@@ -111,8 +111,8 @@ ALL_OF = f"it requests all of {GPU} 8, memory 128Gi, pods 1"
 )
 def test_a_job_and_the_room(look, make_job, found, *, workers, asked, verdict, seen):
     check = the(look(fit, *found, job=make_job(workers=workers, requests=asked)))
-    assert check.verdict is verdict
-    assert seen in check.seen
+    assert check.severity is verdict
+    assert seen in check.message
     if found is CLOSED:
         assert check.details == ("1 node: taint nvidia.com/gpu=present", "1 node: cordoned")
 
@@ -121,28 +121,28 @@ def test_small_replicas_do_not_take_the_room_of_large_ones(look, make_job):
     job = make_job(workers=1, requests={GPU: "8"})
     master = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     master["containers"][0]["resources"] = {"requests": {GPU: "1"}}
-    assert the(look(fit, gpu_node("a", 8), gpu_node("b", 1), job=job)).verdict is OK
+    assert the(look(fit, gpu_node("a", 8), gpu_node("b", 1), job=job)).severity is OK
 
 
 def test_what_others_use_is_not_free(look, make_job):
     job = make_job(workers=1, requests={GPU: "1"})
-    assert the(look(fit, *FOUR, pods=using(a=3), job=job)).seen.startswith("1 of 2 replicas")
+    assert the(look(fit, *FOUR, pods=using(a=3), job=job)).message.startswith("1 of 2 replicas")
 
 
 def test_a_replica_that_no_node_could_ever_hold(look, make_job):
     job = make_job(requests={GPU: "8", "memory": "1Ti"})
     checks = list(look(fit, *FOUR, gpu_node("b", 2), job=job))
-    assert [check.verdict for check in checks] == [PROBLEM] * 2
-    assert f"{GPU} 8 (the largest has 4)" in checks[0].seen
-    assert "memory 1Ti (the largest has 512Gi)" in checks[0].seen
+    assert [check.severity for check in checks] == [PROBLEM] * 2
+    assert f"{GPU} 8 (the largest has 4)" in checks[0].message
+    assert "memory 1Ti (the largest has 512Gi)" in checks[0].message
 
 
 def test_what_may_not_be_read_is_reported(look, facts, make_job, refused):
     job = make_job(requests={GPU: "1"})
-    assert the(fit(facts({"/api/v1/nodes": refused}, job=job))).verdict is UNKNOWN
+    assert the(fit(facts({"/api/v1/nodes": refused}, job=job))).severity is UNKNOWN
     check = the(look(fit, *FOUR, pods=refused, job=job))
-    assert check.verdict is UNKNOWN
-    assert "fits on an empty node" in check.seen
+    assert check.severity is UNKNOWN
+    assert "fits on an empty node" in check.message
 
 
 EXISTS = {"key": GPU, "operator": "Exists"}
