@@ -82,11 +82,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
     """A table; of many rows the first ones, and how many there are."""
     lines = []
     if header:
-        cells = "".join(f'<th style="{_CELL};opacity:.7">{_escaped(one)}</th>' for one in header)
+        cells = "".join(
+            f'<th style="{_CELL};opacity:.7">{_escaped(title)}</th>' for title in header
+        )
         lines.append(f'<tr style="background:none;border-bottom:{_LINE}">{cells}</tr>')
-    for first, *others in rows[:_MOST_ROWS]:
+    for first, *values in rows[:_MOST_ROWS]:
         cells = f'<td style="{_CELL};min-width:6em">{_escaped(first)}</td>'
-        cells += "".join(f'<td style="{_CELL}">{_escaped(value)}</td>' for value in others)
+        cells += "".join(f'<td style="{_CELL}">{_escaped(value)}</td>' for value in values)
         lines.append(f'<tr style="background:none">{cells}</tr>')
     style = "border-collapse:collapse;border:0;margin:2px 0;font-size:90%"
     more = f"<div>and {len(rows) - _MOST_ROWS} more</div>" if len(rows) > _MOST_ROWS else ""
@@ -125,20 +127,20 @@ def bar(done: float) -> Html:
 def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
     """A line through points (x, y) by ascending x, as SVG; empty for fewer than two of them."""
     points = list(points)
-    kept = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    if len(kept) < 2 or kept[0][0] == kept[-1][0]:
+    finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(finite) < 2 or finite[0][0] == finite[-1][0]:
         return Html()
-    step = -(-len(kept) // _WIDTH)
-    kept = [*kept[:-1:step], kept[-1]]
-    left, right = kept[0][0], kept[-1][0]
-    low, high = min(y for _, y in kept), max(y for _, y in kept)
+    step = -(-len(finite) // _WIDTH)
+    finite = [*finite[:-1:step], finite[-1]]
+    first, last = finite[0][0], finite[-1][0]
+    low, high = min(y for _, y in finite), max(y for _, y in finite)
     # Halved first: the difference of two floats may be more than a float can hold.
     span = (high / 2 - low / 2) or 1.0
     path = " ".join(
-        f"{(x - left) / (right - left) * _WIDTH:.1f},{(high / 2 - y / 2) / span * _HEIGHT:.1f}"
-        for x, y in kept
+        f"{(x - first) / (last - first) * _WIDTH:.1f},{(high / 2 - y / 2) / span * _HEIGHT:.1f}"
+        for x, y in finite
     )
-    label = f"{title}: {kept[0][1]:.4g} to {points[-1][1]:.4g}, lowest {low:.4g}"
+    label = f"{title}: {finite[0][1]:.4g} to {points[-1][1]:.4g}, lowest {low:.4g}"
     return Html(
         f'<svg viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}"'
         f' style="display:block" role="img"><title>{_escaped(label)}</title>'

@@ -45,12 +45,12 @@ def complete(sent: str) -> None:
 def main() -> None:
     """The program kubectl_complete-k8sjob, which kubectl asks; its arguments are the words."""
     _silence()
-    found: list[CompletionItem] = []
+    candidates: list[CompletionItem] = []
     with suppress(Exception):
         *words, typed = sys.argv[1:] or [""]
-        found = _candidates(words, typed)
-    kinds = {_kind(item) for item in found}
-    for word in (item.value for item in found if item.type == "plain"):
+        candidates = _candidates(words, typed)
+    kinds = {_kind(item) for item in candidates}
+    for word in (item.value for item in candidates if item.type == "plain"):
         line(word)  # kubectl's shells find files where no word is offered
     no_files, no_space = kinds.isdisjoint({"file", "dir"}), "part" in kinds
     click.echo(f":{no_files * _NO_FILES + no_space * _NO_SPACE}")

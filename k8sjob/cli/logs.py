@@ -111,17 +111,17 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 
 def _tracked(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
     """The same lines; a replica that has one is taken out of the silent ones."""
-    for one in lines:
-        silent.pop(one.replica, None)
-        yield one
+    for log_line in lines:
+        silent.pop(log_line.replica, None)
+        yield log_line
 
 
 def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
     """Why replicas that have not run have no output; those that wait for the same together."""
-    there = {replica.name: replica for replica in status.replicas}
+    by_name = {replica.name: replica for replica in status.replicas}
     alike: dict[str, list[str]] = defaultdict(list)
     for name in silent:
-        replica = there.get(name)
+        replica = by_name.get(name)
         if replica is None and not status.state.finished:
             alike[f"it has no pod, the job is {status.state}"].append(name)
         elif (
@@ -158,20 +158,20 @@ class _Printer:
         if not lines:
             return
         if self._json:
-            rows = ({key: getattr(one, key) for key in _FIELDS} for one in lines)
+            rows = ({key: getattr(log_line, key) for key in _FIELDS} for log_line in lines)
             sys.stdout.write("".join(safe_json(row) + "\n" for row in rows))
         elif self._console.is_terminal:
             self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
         else:
-            sys.stdout.write("".join(self._line(one).plain + "\n" for one in lines))
+            sys.stdout.write("".join(self._line(log_line).plain + "\n" for log_line in lines))
         sys.stdout.flush()
 
-    def _line(self, one: LogLine) -> Text:
-        line = Text(f"{text(one.timestamp)} " if self._times else "", style="dim")
+    def _line(self, log_line: LogLine) -> Text:
+        line = Text(f"{text(log_line.timestamp)} " if self._times else "", style="dim")
         if self._names:
-            line.append_text(self._printer.prefix(one.replica))
-        event = Event.decode(one.text, one.replica)
-        return line.append_text(_event_text(event) if event else Text(text(one.text)))
+            line.append_text(self._printer.prefix(log_line.replica))
+        event = Event.decode(log_line.text, log_line.replica)
+        return line.append_text(_event_text(event) if event else Text(text(log_line.text)))
 
 
 def _event_text(event: Event) -> Text:
@@ -222,14 +222,18 @@ class Saver:
     def show(self, lines: Sequence[LogLine]) -> None:
         """Take some lines; an attempt is complete when a line of the next one comes."""
         texts: dict[tuple[str, int], list[bytes]] = defaultdict(list)
-        for one in lines:
-            key = one.replica, one.attempt
-            if one.gap and key not in texts and one.attempt not in self._parts[one.replica]:
-                print_status(one.text)
+        for log_line in lines:
+            key = log_line.replica, log_line.attempt
+            if (
+                log_line.gap
+                and key not in texts
+                and log_line.attempt not in self._parts[log_line.replica]
+            ):
+                print_status(log_line.text)
                 continue
-            time = f"{one.timestamp} ".encode() if self._times else b""
-            texts[key].append(time + one.written)
-        for (replica, attempt), found in texts.items():
+            time = f"{log_line.timestamp} ".encode() if self._times else b""
+            texts[key].append(time + log_line.written)
+        for (replica, attempt), written in texts.items():
             parts = self._parts[replica]
             if attempt not in parts:
                 parts[attempt] = self._begin(replica, attempt)
@@ -237,7 +241,7 @@ class Saver:
                 # Others who may write into the folder could put a link in its place.
                 flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
                 with os.fdopen(os.open(parts[attempt], flags), "ab") as file:
-                    file.writelines(found)
+                    file.writelines(written)
             except OSError as error:
                 self._parts.clear()  # none of them is complete
                 raise K8sJobError(
@@ -260,7 +264,7 @@ class Saver:
 
     def _complete(self, replica: str, attempt: int) -> None:
         part = self._parts[replica].pop(attempt)
-        path = next(one for one in self._names(replica, attempt) if _may_become(one, part))
+        path = next(name for name in self._names(replica, attempt) if _may_become(name, part))
         if path.exists() and path.stat().st_size >= part.stat().st_size:
             part.unlink()
         else:
@@ -284,8 +288,8 @@ def _may_become(path: Path, part: Path) -> bool:
     return not path.exists() or _is_continuation(path, part)
 
 
-def _is_continuation(one: Path, other: Path) -> bool:
+def _is_continuation(path: Path, other_path: Path) -> bool:
     """Whether the shorter of two files is the beginning of the longer one."""
-    with one.open("rb") as first, other.open("rb") as second:
+    with path.open("rb") as first, other_path.open("rb") as second:
         chunks = (iter(partial(file.read, _CHUNK), b"") for file in (first, second))
         return all(a[: len(b)] == b[: len(a)] for a, b in zip(*chunks, strict=False))

@@ -100,7 +100,9 @@ def _curves(reached: Reached) -> Iterator[Html]:
 
 def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
     took = read_timing(backend, snapshot)
-    rows = [[one.ends, f"{one.seconds:.2f} s", one.replica, one.detail] for one in took.phases]
+    rows = [
+        [phase.ends, f"{phase.seconds:.2f} s", phase.replica, phase.detail] for phase in took.phases
+    ]
     return [table(("until", "took", "replica", ""), rows)] if rows else []
 
 

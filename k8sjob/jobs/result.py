@@ -111,11 +111,11 @@ class Reached(Training):
 
     def _add_row(self, event: Event, row: dict[str, str | float]) -> None:
         epoch, step = self._now
-        own = {"time": event.time, "epoch": epoch, "step": step}
+        position = {"time": event.time, "epoch": epoch, "step": step}
         # Without reports of the training, the script's own epoch and step are the only ones.
-        kept = own if epoch else {"time"}
-        logged = {name: value for name, value in row.items() if name not in kept}
-        self.history.append({**own, **logged})
+        reserved = position if epoch else {"time"}
+        logged = {name: value for name, value in row.items() if name not in reserved}
+        self.history.append({**position, **logged})
         self._at.append(self._now)
         if len(self.history) > MAX_ROWS:
             del self.history[1:-1:2], self._at[1:-1:2]
@@ -172,8 +172,8 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
     ended = status.state.finished
     why = diagnose(snapshot, last_lines(backend, snapshot)) if ended else ()
     local = backend.checkpoints(status.ref) if isinstance(backend, LocalBackend) else None
-    made = RunResult(
-        **{one.name: getattr(status, one.name) for one in fields(status)},
+    run_result = RunResult(
+        **{attribute.name: getattr(status, attribute.name) for attribute in fields(status)},
         metrics=reached.metrics,
         checkpoints=local,
         checkpoint=_newest(local, reached.checkpoint),
@@ -185,9 +185,9 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
         lines = [f"{status.ref}: {status.state}: {status.message}"]
         lines += [f"{cause.message}; {cause.next_step}" for cause in why[:1]]
         failure = JobFailed(safe_text("\n".join(lines)))
-        failure.exit_code, failure.result = status.exit_code, made
+        failure.exit_code, failure.result = status.exit_code, run_result
         raise failure
-    return made
+    return run_result
 
 
 def deleted(ref: JobRef) -> JobFailed:

@@ -190,7 +190,7 @@ class Collector:
                 self._outage.clear()
                 self._report("records can be kept again")
             self._report(f"{ref} {status.state}: {path}")
-        if is_gone or (status.state.finished and not any(Pod(one).live for one in snapshot.pods)):
+        if is_gone or (status.state.finished and not any(Pod(pod).live for pod in snapshot.pods)):
             job.is_complete = True
 
     def _is_recorded(self, ref: JobRef) -> bool:
@@ -214,11 +214,11 @@ class Collector:
 
     def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:
         """Send a message if the job wants it and it was not sent before."""
-        wanted: Collection[str] = self._occasions
+        occasions: Collection[str] = self._occasions
         if (chosen := Object(snapshot.job).annotations.get(NOTIFY)) is not None:
-            wanted = [word.strip().lower() for word in chosen.split(",")]
+            occasions = [word.strip().lower() for word in chosen.split(",")]
         ref = JobRef.of(snapshot.job)
-        if self._webhook is None or occasion not in wanted:
+        if self._webhook is None or occasion not in occasions:
             return
         if self._records.mark(ref, occasion):  # before it is sent: none is ever sent twice
             name, message = f"{ref.uid}.{occasion}", f"{ref} {text}"
@@ -250,5 +250,8 @@ def _deleted(snapshot: Snapshot) -> Snapshot:
 
 def _news(status: JobStatus) -> object:
     """What a record must be written again for."""
-    replicas = [(one.name, one.phase, one.restarts, one.reason) for one in status.replicas]
+    replicas = [
+        (replica.name, replica.phase, replica.restarts, replica.reason)
+        for replica in status.replicas
+    ]
     return str(status.state), status.reason, status.message, replicas

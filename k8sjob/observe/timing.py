@@ -208,8 +208,8 @@ def read_output_times(
             return None
 
     chosen = chosen[:MOST_AT_ONCE]
-    found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
-    return {name: times for name in names if (times := found.get(name)) and times.first_line}
+    outputs = dict(zip(chosen, in_parallel(read, chosen), strict=True))
+    return {name: times for name in names if (times := outputs.get(name)) and times.first_line}
 
 
 def _lines(
@@ -253,7 +253,7 @@ def timing(
     if paused and not paused.first:
         begin, since = paused.begin or paused.end, "suspension" if paused.begin else "resume"
     # The replica of rank 0, as its output shows; else the first one that has any.
-    reached = {name: (one.step is None, one.met is None) for name, one in outputs.items()}
+    reached = {name: (times.step is None, times.met is None) for name, times in outputs.items()}
     first = min(reached, key=reached.__getitem__, default="")
     rank_0 = outputs.get(first, OutputTimes())
     starts = _starts(snapshot, rank_0.step or rank_0.met or math.inf)
@@ -263,12 +263,12 @@ def timing(
     )
     if begin is None or last is None:
         return Timing(ref, None, missing=("there is no pod of it, and no event about one",))
-    own = outputs.get(last.replica, OutputTimes())
+    last_output = outputs.get(last.replica, OutputTimes())
     marks = [
         *([_Mark("suspended", paused.end, "")] if paused and since != "resume" else []),
         *last.marks,
-        _Mark("runtime", own.first_line, last.replica),
-        _Mark("import", own.imported if last.replica == first else None, last.replica),
+        _Mark("runtime", last_output.first_line, last.replica),
+        _Mark("import", last_output.imported if last.replica == first else None, last.replica),
         _Mark("meeting", rank_0.met, first),
         _Mark("step", rank_0.step, first),
     ]
@@ -314,12 +314,12 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
         if begun := sorted(lives[name].values(), key=_begun):
             number = max(sum(_begun(life) <= before + _ROUNDING for life in begun) - 1, 0)
             pod, events = begun[number]
-            made = _moment(pod.created) or (None if number else created.get(name))
+            created_at = _moment(pod.created) or (None if number else created.get(name))
             # Without a Pod: `Successfully assigned ns/pod to node`.
             bound = _find(events, "Scheduled").get("message", "").rpartition(" to ")[2]
             node = pod.node or bound
             ours = [event for event in events if _subject_field(event) in fields]
-            ends = _marks(pod, node, events, ours, created=made, before=before)
+            ends = _marks(pod, node, events, ours, created=created_at, before=before)
             marks = tuple(_Mark(phase, end, name, detail) for phase, end, detail in ends)
             starts.append(_Start(name, node, bool(pod.raw), number, marks))
     return starts
@@ -353,9 +353,9 @@ def _marks(
     how = "was on the node" if pulled and not pulling else f"pulled in {took[1]}" if took else ""
     inits = list(_inits(pod, events, image))
     states = product(("state", "lastState"), ("running", "terminated"))
-    known = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
-    known += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
-    begun = [at for at in known if at]  # 0: it could not be started
+    starts = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
+    starts += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
+    begun = [at for at in starts if at]  # 0: it could not be started
     in_time = [at for at in begun if at <= before + _ROUNDING]
     started = max(in_time, default=min(begun, default=None))
 
@@ -372,16 +372,16 @@ def _inits(
 ) -> Iterator[tuple[str, float | None, float | None]]:
     """The init containers, when each began, and when it ended."""
     statuses = pod.status.get("initContainerStatuses") or ()
-    for one in map(Object, statuses):
-        ended = one.part("state", "terminated")
-        began = (one.part("state", "running") or ended).get("startedAt")
-        yield one.raw.get("name", ""), _moment(began), _moment(ended.get("finishedAt"))
+    for status in map(Object, statuses):
+        ended = status.part("state", "terminated")
+        began = (status.part("state", "running") or ended).get("startedAt")
+        yield status.raw.get("name", ""), _moment(began), _moment(ended.get("finishedAt"))
     if not statuses:  # of a Pod that is gone each one ended when the next container began
         begun = {
-            found["name"]: _first_seen(event)
+            container["name"]: _first_seen(event)
             for event in events
             if event.get("reason") == "Started"
-            and (found := _INIT_FIELD.fullmatch(_subject_field(event)))
+            and (container := _INIT_FIELD.fullmatch(_subject_field(event)))
         }
         yield from zip(begun, begun.values(), [*begun.values(), following][1:], strict=True)
 
@@ -389,10 +389,10 @@ def _inits(
 def _ended_pause(snapshot: Snapshot, related: Iterable[Json]) -> Suspension | None:
     """The last suspension, if Pods were created after its end, as they always are in a cluster."""
     paused = last_suspension(snapshot, related)
-    made = [at for pod in snapshot.pods if (at := _moment(Object(pod).created))]
+    creations = [at for pod in snapshot.pods if (at := _moment(Object(pod).created))]
     if paused is None or paused.end is None:
         return None
-    return None if made and max(made) + _ROUNDING < paused.end else paused
+    return None if creations and max(creations) + _ROUNDING < paused.end else paused
 
 
 def _earlier_until(snapshot: Snapshot, related: Iterable[Json]) -> float:
@@ -418,9 +418,9 @@ def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], fl
     return tuple(phases), behind
 
 
-def _row(start: _Start, own: OutputTimes, begin: float) -> Row:
-    ends = [start.end(one) for one in ("pod", "scheduling", "init", "image", "container")]
-    ends += own.first_line, own.imported, own.met
+def _row(start: _Start, output: OutputTimes, begin: float) -> Row:
+    ends = [start.end(phase) for phase in ("pod", "scheduling", "init", "image", "container")]
+    ends += output.first_line, output.imported, output.met
     after = (None if at is None else max(at - begin, 0.0) for at in ends)
     return Row(start.replica, start.node, *after)
 
@@ -453,8 +453,8 @@ def _missing(
     elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
     if last.end("container") and last.replica not in outputs:
-        kept = "has nothing, or cannot be read" if last.exists else "is gone with its Pod"
-        yield f"what {last.replica} did then: its output {kept}"
+        remains = "has nothing, or cannot be read" if last.exists else "is gone with its Pod"
+        yield f"what {last.replica} did then: its output {remains}"
     if first and rank_0.met is None and (not yet or rank_0.step is None):
         yield (
             f"when the processes joined: it is not in the output of {first}{yet}; a script with"

@@ -262,8 +262,8 @@ def waiting(data: dict[str, Any]) -> str:
     count = _count(missing)
     if not count:
         return ""
-    known = map(integer, named if isinstance(named, list) else ())
-    ranks = [str(rank) for rank in known if rank is not None]
+    numbers = map(integer, named if isinstance(named, list) else ())
+    ranks = [str(rank) for rank in numbers if rank is not None]
     who = f": rank{'s' * (count > 1)} {', '.join(ranks)}" if ranks else ""
     more = ", ..." if 0 < len(ranks) < count else ""
     return f"waiting for {count} of {_count(size)} processes{who}{more}"

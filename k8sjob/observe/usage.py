@@ -103,9 +103,9 @@ class Usage:
     @property
     def avoidable(self) -> Use | None:
         """The largest use that could be less; None if none is notable."""
-        found = {use: self.seconds.get(use, 0.0) for use in NEXT_STEPS}
-        most = max(found, key=found.__getitem__)
-        return most if found[most] > _NOTABLE * self.total else None
+        reducible = {use: self.seconds.get(use, 0.0) for use in NEXT_STEPS}
+        most = max(reducible, key=reducible.__getitem__)
+        return most if reducible[most] > _NOTABLE * self.total else None
 
     @property
     def note(self) -> str:
@@ -150,15 +150,15 @@ def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
 
     A node counts in a job of several nodes whose ranks waited notably, most of all for that node.
     """
-    found: dict[str, list[Usage]] = defaultdict(list)
-    for one in usages:
-        waited = one.seconds.get(Use.WAITING, 0.0)
-        trained = waited + one.seconds.get(Use.TRAINING, 0.0)
-        several = len([name for name in one.nodes if name]) > 1
-        for name, seconds in one.slowed.items():
+    slowed: dict[str, list[Usage]] = defaultdict(list)
+    for job_usage in usages:
+        waited = job_usage.seconds.get(Use.WAITING, 0.0)
+        trained = waited + job_usage.seconds.get(Use.TRAINING, 0.0)
+        several = len([name for name in job_usage.nodes if name]) > 1
+        for name, seconds in job_usage.slowed.items():
             if several and waited > _NOTABLE * trained and seconds > waited / 2:
-                found[name].append(one)
-    return {name: jobs for name, jobs in found.items() if len(jobs) > 1}
+                slowed[name].append(job_usage)
+    return {name: jobs for name, jobs in slowed.items() if len(jobs) > 1}
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
     """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
         yield from (
-            one for one in backend.logs(JobRef.of(job), reporting_replica(job)) if not one.gap
+            line for line in backend.logs(JobRef.of(job), reporting_replica(job)) if not line.gap
         )
 
 
@@ -332,13 +332,15 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         until = sessions[number + 1].begin if not last else max(now, session.end)
         end = session.end if not last or ended else until
         if not session.reports:
-            starting = any(one.reports for one in sessions) or (session.joined and not session.logs)
+            starting = any(start.reports for start in sessions) or (
+                session.joined and not session.logs
+            )
             runs = until if starting else session.joined or session.begin
             yield _Span(session.begin, runs, Use.STARTING)
             yield _Span(runs, until, Use.RUNNING)
             continue
         first = session.reports[0]
-        resumed = (one.reports[0].position for one in sessions[number + 1 :] if one.reports)
+        resumed = (later.reports[0].position for later in sessions[number + 1 :] if later.reports)
         done_again = min(resumed, default=None)
         yield _Span(session.begin, first.time, Use.STARTING)
         for before, report in pairwise(session.reports):

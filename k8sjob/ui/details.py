@@ -92,8 +92,8 @@ def history(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
 
 def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """As `why --timing -o json` has it, with the words for the phases."""
-    found = read_timing(entry.backend, snapshot)
-    return {**found.as_dict(), "ends": [one.ends for one in found.phases]}
+    start = read_timing(entry.backend, snapshot)
+    return {**start.as_dict(), "ends": [phase.ends for phase in start.phases]}
 
 
 PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
@@ -114,8 +114,8 @@ def part(entry: JobEntry, name: str) -> Any:
         KeyError: there is no such part.
         BackendError: the job is gone, or cannot be read.
     """
-    read = PARTS[name]
-    return plain(read(entry, entry.backend.snapshot(entry.ref)))
+    reader = PARTS[name]
+    return plain(reader(entry, entry.backend.snapshot(entry.ref)))
 
 
 def output(entry: JobEntry, replica: str) -> list[dict[str, Any]]:
@@ -125,11 +125,11 @@ def output(entry: JobEntry, replica: str) -> list[dict[str, Any]]:
         BackendError: there is no such replica, or its output cannot be read.
     """
     chosen = select(entry.snapshot.job, [replica])
-    found = logs(entry.backend, entry.ref, chosen, tail=MOST_LINES)
+    lines = logs(entry.backend, entry.ref, chosen, tail=MOST_LINES)
     return [
-        {"replica": one.replica, "text": safe_text(one.text), "timestamp": one.timestamp}
-        for one in found
-        if not Event.decode(one.text)
+        {"replica": line.replica, "text": safe_text(line.text), "timestamp": line.timestamp}
+        for line in lines
+        if not Event.decode(line.text)
     ]
 
 
@@ -148,11 +148,11 @@ Connect = Callable[[str], "ClusterBackend"]
 
 
 def _delete(entry: JobEntry, _connect: Connect) -> str:
-    kept = ""
+    problem = ""
     if has_ended(entry.backend.snapshot(entry.ref).job):
-        kept = keep_record_of(entry.backend, entry.ref)
+        problem = keep_record_of(entry.backend, entry.ref)
     entry.backend.delete(entry.ref)
-    remains = "its checkpoints remain" if entry.ref.namespace == LOCAL else kept
+    remains = "its checkpoints remain" if entry.ref.namespace == LOCAL else problem
     return "; ".join(filter(None, (f"{entry.ref} deleted", remains)))
 
 
@@ -166,8 +166,8 @@ def _again(entry: JobEntry, connect: Connect) -> str:
         plan = plan_run(JobSpec.from_yaml(launched.spec), launched.folder)
         return f"{LocalBackend(detached=True).create(plan)} started"
     plan = plan_job(spec_of(entry.backend.snapshot(entry.ref).job))
-    made = submit_plan(plan, connect(entry.ref.namespace), replace=True)
-    return f"{made.ref} {made.outcome}"
+    submission = submit_plan(plan, connect(entry.ref.namespace), replace=True)
+    return f"{submission.ref} {submission.outcome}"
 
 
 ACTIONS: Final[dict[str, Callable[[JobEntry, Connect], str]]] = {

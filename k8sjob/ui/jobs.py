@@ -141,9 +141,9 @@ class Jobs:
         gone = [key for key in seen if key not in entries]
         for key in gone:
             del seen[key]
-        changed = [one for one in entries.values() if seen.get(one.key) != one.version]
-        seen.update((one.key, one.version) for one in changed)
-        rows = [one.row for one in changed]
+        changed = [entry for entry in entries.values() if seen.get(entry.key) != entry.version]
+        seen.update((entry.key, entry.version) for entry in changed)
+        rows = [entry.row for entry in changed]
         unread = sorted(self._unread - self.problems.keys())
         return {"jobs": rows, "gone": gone, "problems": dict(self.problems), "unread": unread}
 
@@ -197,23 +197,23 @@ class Jobs:
             self._viewed.wait()
             with self._lock:
                 entries = list(self._entries.values())
-            running = [one for one in entries if one.row["state"] == JobState.RUNNING]
-            running.sort(key=lambda one: one.row["created"] or "", reverse=True)
-            found = progress_of((one.backend, one.snapshot) for one in running)
+            running = [entry for entry in entries if entry.row["state"] == JobState.RUNNING]
+            running.sort(key=lambda entry: entry.row["created"] or "", reverse=True)
+            progress_by_job = progress_of((entry.backend, entry.snapshot) for entry in running)
             self._progress = {
-                one.key: {**made.as_dict(), "age": made.age, "text": str(made)}
-                for one in running
-                if (made := found.get(one.ref))
+                entry.key: {**progress.as_dict(), "age": progress.age, "text": str(progress)}
+                for entry in running
+                if (progress := progress_by_job.get(entry.ref))
             }
-            for one in running:
+            for entry in running:
                 with self._lock:
-                    if now_there := self._entries.get(one.key):
-                        self._put(one.row["place"], one.backend, now_there.snapshot)
+                    if now_there := self._entries.get(entry.key):
+                        self._put(entry.row["place"], entry.backend, now_there.snapshot)
 
     # --- the rows ---------------------------------------------------------------------------------
 
     def _replace(self, place: str, backend: Backend, snapshots: Iterable[Snapshot]) -> None:
-        self._keep(place, {self._put(place, backend, one) for one in snapshots})
+        self._keep(place, {self._put(place, backend, snapshot) for snapshot in snapshots})
 
     def _keep(self, place: str, keys: set[str]) -> None:
         with self._lock:

@@ -47,10 +47,10 @@ def _spec(spec: JobSpec) -> str:
 def _value(value: Any) -> str:
     """A field's value in one line."""
     if isinstance(value, Part):
-        pairs = ", ".join(f"{key}: {_value(one)}" for key, one in value.__repr_args__())
+        pairs = ", ".join(f"{key}: {_value(part)}" for key, part in value.__repr_args__())
         return pairs or "with the defaults"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_value(one)}" for key, one in value.items())
+        return ", ".join(f"{key}={_value(part)}" for key, part in value.items())
     if isinstance(value, tuple) and value:
         return ("; " if isinstance(value[0], Part) else " ").join(map(_value, value))
     return str(value)
@@ -63,24 +63,31 @@ def _plan(plan: Plan) -> str:
         "image": plan.image,
         "replicas": f"{plan.spec.nnodes} x {counted(plan.spec.nproc_per_node, 'process', 'es')}",
         "folder": plan.folder,
-        "with it": ", ".join(f"{one['kind']} {Object(one).name}" for one in beside),
+        "with it": ", ".join(f"{manifest['kind']} {Object(manifest).name}" for manifest in beside),
     }
-    objects = "---\n".join(dump(one) for one in (*beside, sent(plan.manifest)))
+    objects = "---\n".join(dump(manifest) for manifest in (*beside, sent(plan.manifest)))
     subtitle = f"plan of a {plan.manifest['kind']}"
     return card(plan.spec.name, rows, folded("manifest", objects), subtitle=subtitle)
 
 
 def _status(status: JobStatus) -> str:
     times = moments(created=status.created, started=status.started, finished=status.finished)
-    known = {"reason": status.reason, "message": status.message, **times}
-    return card(str(status.ref), known, replica_table(status), state=status.state)
+    rows = {"reason": status.reason, "message": status.message, **times}
+    return card(str(status.ref), rows, replica_table(status), state=status.state)
 
 
 def replica_table(status: JobStatus) -> Html:
     """The replicas of a job."""
     rows = [
-        [one.name, one.situation, one.restarts or "", one.exit_code, one.node, one.message]
-        for one in status.replicas
+        [
+            replica.name,
+            replica.situation,
+            replica.restarts or "",
+            replica.exit_code,
+            replica.node,
+            replica.message,
+        ]
+        for replica in status.replicas
     ]
     rows = [["" if value is None else value for value in row] for row in rows]
     return table(("replica", "state", "restarts", "exit code", "node", "message"), rows)
@@ -89,19 +96,19 @@ def replica_table(status: JobStatus) -> Html:
 def _result(result: RunResult) -> str:
     ok = result.state is JobState.SUCCEEDED
     columns = dict.fromkeys(name for row in result.history for name in row)
-    known: dict[str, object] = {
+    rows: dict[str, object] = {
         "message": "" if ok or result.why else result.message,
         **moments(started=result.started, finished=result.finished),
         "checkpoint": result.checkpoint,
         "history": f"{len(result.history)} rows: {', '.join(columns)}" if columns else "",
     }
-    known |= {name: value for name, value in result.metrics.items() if name not in known}
+    rows |= {name: value for name, value in result.metrics.items() if name not in rows}
     losses = [loss for row in result.history if isinstance(loss := row.get("loss"), int | float)]
     parts = [part for one in result.why for part in finding_parts(one)]
     if not ok or len(result.replicas) > 1:
         parts.append(replica_table(result))
     drawn = curve(enumerate(losses), "loss")
-    return card(result.ref.name, known, *parts, drawn, state=result.state)
+    return card(result.ref.name, rows, *parts, drawn, state=result.state)
 
 
 def finding_parts(found: Diagnosis) -> list[Html]:

@@ -90,12 +90,12 @@ def _labels(ref: JobRef) -> list[str]:
 
 def _numbers(status: JobStatus, progress: JobProgress | None) -> dict[str, Any]:
     times = {name: getattr(status, name) for name in ("created", "started", "finished")}
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         f"{name}_timestamp_seconds": at and at.timestamp() for name, at in times.items()
     }
-    found["restarts"] = sum(replica.restarts for replica in status.replicas)
+    numbers["restarts"] = sum(replica.restarts for replica in status.replicas)
     if progress and progress.training.progress.epoch:
         now = progress.training.progress
-        found |= {name: getattr(now, attribute) for name, attribute, _ in _ROWS if attribute}
-        found["epochs"] = now.epochs or None
-    return found
+        numbers |= {name: getattr(now, attribute) for name, attribute, _ in _ROWS if attribute}
+        numbers["epochs"] = now.epochs or None
+    return numbers

@@ -123,13 +123,13 @@ class Errors:
         for key in complete:
             self._close(key, last=last)
         notes = [_alike(names, first) for first, names in self._alike.items()]
-        given, self._out, self._alike = self._out + notes, [], {}
-        return given
+        shown, self._out, self._alike = self._out + notes, [], {}
+        return shown
 
     def _take(self, event: Event) -> None:
         written = str(event.data.get("text") or "") if event.kind == EventKind.LOG else ""
-        found = _LINE.fullmatch(written)
-        rank, line = (found[1], found[2]) if found else (None, written)
+        match = _LINE.fullmatch(written)
+        rank, line = (match[1], match[2]) if match else (None, written)
         key = event.replica, rank
         block = self._open.get(key)
         fits = block and len(block.lines) < _MOST_LINES and len(written) <= _LONGEST_LINE
@@ -150,11 +150,11 @@ class Errors:
 
     def _show(self, event: Event, written: str) -> None:
         """Show an event, but of an agent's lines about an end only what is new in them."""
-        found = _AGENT.fullmatch(written)
-        if not found or len(written) > _LONGEST_LINE:
+        match = _AGENT.fullmatch(written)
+        if not match or len(written) > _LONGEST_LINE:
             self._out.append(event)
             return
-        end, replica = found[1], event.replica
+        end, replica = match[1], event.replica
         first = self._first_of(end, replica)
         named = replica in self._named
         self._named.discard(replica)
@@ -162,8 +162,8 @@ class Errors:
             if not named:
                 self._alike.setdefault(first, []).append(replica)
             return
-        known = (one for one in self._raised if end.startswith(one))
-        error = next((one for one in known if end[len(one) :][:1] in {"", " ", ","}), "")
+        beginnings = (error for error in self._raised if end.startswith(error))
+        error = next((error for error in beginnings if end[len(error) :][:1] in {"", " ", ","}), "")
         self._out.append(replace(event, data={**event.data, REPEATS: error}) if error else event)
 
     def _close(self, key: tuple[str, str | None], *, last: bool = False) -> None:
@@ -221,8 +221,8 @@ def _is_in_frame(line: str) -> bool:
 
 def _library(file: str) -> str:
     """The package that a file belongs to, "Python" for its own; empty for the user's code."""
-    found = _LIBRARY.search(file)
-    return (found["package"] or found["runtime"] or "Python") if found else ""
+    match = _LIBRARY.search(file)
+    return (match["package"] or match["runtime"] or "Python") if match else ""
 
 
 def _note(rank: str | None, first: Event, libraries: Counter[str]) -> Event:
@@ -268,14 +268,14 @@ class Epochs:
                 yield from self._close()
                 yield event
             case EventKind.METRICS if self._last and self._last.replica == event.replica:
-                own = flat(event.data)
-                own = {name: own[name] for name in own if name not in {"epoch", "step"}}
-                if self._logged & own.keys():  # of the next epoch already
+                logged = flat(event.data)
+                logged = {name: logged[name] for name in logged if name not in {"epoch", "step"}}
+                if self._logged & logged.keys():  # of the next epoch already
                     yield from self._close()
                     yield event
                 else:
-                    self._epoch |= own
-                    self._logged |= own.keys()
+                    self._epoch |= logged
+                    self._logged |= logged.keys()
             case EventKind.CHECKPOINT:
                 if self._checkpoint:
                     yield self._checkpoint

@@ -75,8 +75,8 @@ def _curves(summary: JobSummary, width: int) -> list[Text]:
     losses = {"loss": summary.curve} if summary.curve else {}
     losses |= {name: points for name, points in summary.curves.items() if "loss" in name.lower()}
     figures = [(dict(list(losses.items())[: len(_MARKS)]), 9)]
-    others = [name for name in summary.curves if name not in losses]
-    figures += [({name: summary.curves[name]}, 5) for name in others[:_OTHERS]]
+    test_metrics = [name for name in summary.curves if name not in losses]
+    figures += [({name: summary.curves[name]}, 5) for name in test_metrics[:_OTHERS]]
     lines: list[Text] = []
     for curves, height in figures:
         drawn = plot(*curves.values(), width=width, height=height)
@@ -111,7 +111,9 @@ def plot(*curves: Sequence[Point], width: int = 60, height: int = 9) -> list[str
     Returns:
         The lines, or none where no curve has two points to join.
     """
-    finite = [[(x, y) for x, y in one if math.isfinite(x) and math.isfinite(y)] for one in curves]
+    finite = [
+        [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)] for curve in curves
+    ]
     every = [point for points in finite for point in points]
     left, right = (end(x for x, _ in every) if every else 0.0 for end in (min, max))
     if left == right or all(len(points) < 2 for points in finite):

@@ -114,7 +114,7 @@ def follow(
 
 
 def _since_resume(
-    found: Iterable[list[Event]], summary: JobSummary, snapshot: Snapshot
+    event_batches: Iterable[list[Event]], summary: JobSummary, snapshot: Snapshot
 ) -> Iterator[list[Event]]:
     """Batches without what was written before the job was resumed, for which a line stands.
 
@@ -124,7 +124,7 @@ def _since_resume(
     suspended, mark = Object(snapshot.job).condition("Suspended"), list[Event]()
     resumed = suspended.since if suspended.false else None
     since = resumed.timestamp() if resumed else 0.0
-    for batch in found:
+    for batch in event_batches:
         later = [event for event in batch if event.time >= since]
         for event in batch:
             if event.time < since:
@@ -234,8 +234,8 @@ def batches(source: Iterable[T]) -> Iterator[list[T]]:
                 else:
                     batch.append(item)
             yield batch
-            rest = TICK - (time.monotonic() - started)
-            if merge.open and 0 < len(batch) < _BATCH and rest > 0:
-                time.sleep(rest)  # let more come together for one drawing
+            pause = TICK - (time.monotonic() - started)
+            if merge.open and 0 < len(batch) < _BATCH and pause > 0:
+                time.sleep(pause)  # let more come together for one drawing
     if error is not None:
         raise error

@@ -81,15 +81,15 @@ def image(job: Json) -> str | None:
 def provenance(job: Json) -> Provenance | None:
     """The provenance of the image, if the job has it and still runs that image."""
     annotations = Object(job).annotations
-    found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
-    return found if found and found.image == image(job) else None
+    origin = Provenance.decode(annotations.get(IMAGE_ORIGIN))
+    return origin if origin and origin.image == image(job) else None
 
 
 def running_digest(pod: Json) -> str | None:
     """The digest of the image that a pod really runs, as its node reports it."""
     status = training(Object(pod).status.get("containerStatuses"))
-    found = _DIGEST.search(status.get("imageID") or "")
-    return found[1] if found else None
+    match = _DIGEST.search(status.get("imageID") or "")
+    return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +105,12 @@ class JobProgress:
         now, age = self.training, self.age
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
-        found = [now.starting] if now.starting else position(progress)
-        if not found and now.group:
-            found = [started(now.group)]
-        return "  ".join([*found, f"({duration(age)} ago)"] if found and age >= _OLD_S else found)
+        pieces = [now.starting] if now.starting else position(progress)
+        if not pieces and now.group:
+            pieces = [started(now.group)]
+        return "  ".join(
+            [*pieces, f"({duration(age)} ago)"] if pieces and age >= _OLD_S else pieces
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The field `progress` of a job; docs/reference/json.md describes each key."""
@@ -138,18 +140,18 @@ def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobPro
         for backend, snapshot in jobs
         if job_status(snapshot).state is JobState.RUNNING
     ]
-    found = dict[JobRef, JobProgress]()
+    progress_by_job = dict[JobRef, JobProgress]()
     if not running:
-        return found
+        return progress_by_job
     with Merge[tuple[JobRef, JobProgress]]() as merge:
         for number, (backend, snapshot) in enumerate(running[:MOST_AT_ONCE]):
             merge.add(str(number), partial(_read, backend, snapshot))
         end = time.monotonic() + WAIT_S
-        while merge.open and (rest := end - time.monotonic()) > 0:
-            item = merge.get(rest)
+        while merge.open and (patience := end - time.monotonic()) > 0:
+            item = merge.get(patience)
             if isinstance(item, tuple):
-                found.update([item])
-    return found
+                progress_by_job.update([item])
+    return progress_by_job
 
 
 def _read(
@@ -158,8 +160,8 @@ def _read(
     ref, replica = JobRef.of(snapshot.job), reporting_replica(snapshot.job)
     with suppress(BackendError):
         lines = backend.logs(ref, replica, tail=TAIL_LINES, stop=stop)
-        if found := progress_in(snapshot, (line.text for line in lines)):
-            yield ref, found
+        if progress := progress_in(snapshot, (line.text for line in lines)):
+            yield ref, progress
 
 
 def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:

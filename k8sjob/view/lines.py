@@ -113,13 +113,13 @@ class LinePrinter:
         """
         if len(self._replicas_by_message) > _MAX_MESSAGES:
             self._replicas_by_message.clear()
-        others = self._replicas_by_message[message]
-        if replica in others or len(others) < _MAX_SAME:
-            others.add(replica)
+        replicas = self._replicas_by_message[message]
+        if replica in replicas or len(replicas) < _MAX_SAME:
+            replicas.add(replica)
             return self.prefix(replica)
-        if len(others) > _MAX_SAME:
+        if len(replicas) > _MAX_SAME:
             return None
-        others.add("")  # "more replicas" is shown once
+        replicas.add("")  # "more replicas" is shown once
         return self.prefix().append("more replicas: ")
 
     def prefix(self, replica: str = "") -> Text:
@@ -173,9 +173,9 @@ def duration(seconds: float) -> str:
     """Seconds as `0:07`, `12:34` or `3:04:05`; `?` for what is no duration."""
     if not 0 <= seconds < 1e9:
         return "?"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def number(value: float) -> str:
@@ -207,14 +207,14 @@ def finding_lines(found: Diagnosis) -> list[Text]:
 def started(group: Mapping[str, str | float]) -> str:
     """`4 processes joined: ddp over gloo on cpu`, with what is known of it."""
     size = integer(group.get("world_size"))
-    what = f"{size} process{'es joined' if size != 1 else ''}" if size else "started"
+    joined = f"{size} process{'es joined' if size != 1 else ''}" if size else "started"
     over = [
         f"{word}{value}"
         for word, key in (("", "strategy"), ("over ", "backend"), ("on ", "device"))
         if (value := group.get(key))
     ]
     restart = integer(group.get("restart"))
-    return " ".join([f"{what}:" if over else what, *over]) + (
+    return " ".join([f"{joined}:" if over else joined, *over]) + (
         f", restart {restart}" if restart else ""
     )
 
@@ -251,13 +251,15 @@ def _replica(event: Event) -> Text | None:
         return None
     special = reason if reason not in {phase, "Error"} else ""
     if restarts and phase in {"Running", "Pending"}:
-        what = special or f"restart {restarts}"
-        what += f" after exit code {code}" if code is not None else ""
+        headline = special or f"restart {restarts}"
+        headline += f" after exit code {code}" if code is not None else ""
     else:
         ended = f"exit code {code}" if code is not None else ""
-        what = ", ".join(part for part in (phase, special, ended) if part)
+        headline = ", ".join(part for part in (phase, special, ended) if part)
     detail = last_line(event.data.get("message"))
-    return Text(f"{what}: {detail}" if detail else what, style=STATE_STYLE.get(phase, "yellow"))
+    return Text(
+        f"{headline}: {detail}" if detail else headline, style=STATE_STYLE.get(phase, "yellow")
+    )
 
 
 def last_line(message: object) -> str:

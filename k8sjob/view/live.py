@@ -111,26 +111,30 @@ class Panel:
         return title
 
     def _bar(self, done: float, width: int) -> Text:
-        full, rest = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
+        full, empty = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
         filled = int(done * width)
         bar = Text(full * filled, style="green")
-        bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")
+        bar.append(empty * (width - filled), style="dim" if self._ascii else "grey37")
         return bar.append(f" {done:4.0%}")
 
     def _replicas(self, rows: int) -> Iterator[Text]:
         """One line per replica; of too many, only unusual ones, and counts."""
         replicas = self._summary.replicas
         if len(replicas) <= rows:
-            shown, rest = list(replicas), Counter[str]()
+            shown, others_by_state = list(replicas), Counter[str]()
         else:
-            odd = [name for name, one in replicas.items() if one.situation != "Running"]
+            odd = [name for name, replica in replicas.items() if replica.situation != "Running"]
             shown = odd[: max(rows - 1, 0)]
-            rest = Counter(one.situation for name, one in replicas.items() if name not in shown)
+            others_by_state = Counter(
+                replica.situation for name, replica in replicas.items() if name not in shown
+            )
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
             yield Text(f"{name:{width}}  ", style=color(name)).append_text(_replica(replicas[name]))
-        if rest and rows:
-            counts = ", ".join(f"{count} {phase or 'Unknown'}" for phase, count in rest.items())
+        if others_by_state and rows:
+            counts = ", ".join(
+                f"{count} {phase or 'Unknown'}" for phase, count in others_by_state.items()
+            )
             yield Text(f"and {counts}" if shown else counts)
 
 
@@ -151,10 +155,10 @@ def _replica(replica: ReplicaStatus) -> Text:
 
 def _joined(pieces: list[str], width: int) -> str:
     """As many of the pieces as fit, at least the first one."""
-    kept = list(pieces)
-    while len(kept) > 1 and len("  ".join(kept)) > width:
-        kept.pop()
-    return "  ".join(kept)
+    shown = list(pieces)
+    while len(shown) > 1 and len("  ".join(shown)) > width:
+        shown.pop()
+    return "  ".join(shown)
 
 
 def _shortened(line: Text) -> Text:
@@ -336,10 +340,10 @@ class LiveBoard:
 
     def _add(self, job: ListedJob) -> None:
         """Count a job; of one that has ended, only its state."""
-        known = self._jobs.pop(job.name, None)
+        listed = self._jobs.pop(job.name, None)
         if not job.ended:
             self._jobs[job.name] = job
-        elif known or job.state != "Deleted":
+        elif listed or job.state != "Deleted":
             self._ended[job.state] += 1
 
     def _rows(self, columns: int, rows: int) -> list[Text]:
@@ -351,8 +355,8 @@ class LiveBoard:
         width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
         # In little room the state is worth more than the end of a name.
         width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
-        rest = len(ranked) - len(shown)
-        more = f"; {rest} more" if rest else ""
+        hidden = len(ranked) - len(shown)
+        more = f"; {hidden} more" if hidden else ""
         totals = (Counter(job.state for job in ranked) + self._ended).most_common()
         counts = ", ".join(f"{count} {state}" for state, count in totals)
         title = Text(counts or "no jobs", style="bold")

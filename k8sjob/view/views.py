@@ -208,10 +208,15 @@ class NotebookView:
         for found in summary.findings:
             parts.append(paragraph("why:", found.message or found.cause, bad=True))
             parts.append(paragraph("next:", found.next_step))
-        odd = {n: one for n, one in summary.replicas.items() if one.restarts or one.exit_code}
+        odd = {
+            n: replica
+            for n, replica in summary.replicas.items()
+            if replica.restarts or replica.exit_code
+        }
         if odd:
             rows = [
-                [n, one.phase, one.restarts, one.exit_code, one.reason] for n, one in odd.items()
+                [n, replica.phase, replica.restarts, replica.exit_code, replica.reason]
+                for n, replica in odd.items()
             ]
             parts.append(table(("replica", "state", "restarts", "exit code", "reason"), rows))
         if self._lines:
@@ -236,10 +241,10 @@ def record(event: Event) -> dict[str, Any]:
     Numbers that JSON cannot express (NaN, infinities) become null, so that every parser can read
     the line; text stays as it is, since JSON escapes what is not printable ASCII.
     """
-    made: dict[str, Any] = json.loads(
+    document: dict[str, Any] = json.loads(
         json.dumps(asdict(event), default=str), parse_constant=lambda _: None
     )
-    return made
+    return document
 
 
 def viewer(

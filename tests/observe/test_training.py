@@ -54,12 +54,20 @@ def test_what_is_logged_has_its_last_value_and_a_test_its_curve():
     assert training.logged == {"test_loss": 2.0, "note": "a"}
     assert training.metrics == {"loss": 0.25, **training.logged}
     assert training.curves == {"test_loss": [(0.5, 3.0), (1.0, 2.0)]}
+    training.add(progress(0, 10))
+    training.add(logged[1])
+    assert training.curves == {"test_loss": [(0.5, 2.0)]}  # a restart repeats
 
 
 def test_a_checkpoint_that_was_resumed_was_not_written():
     resumed = Event(EventKind.RESUMED, {"path": "/c/2"})
     training = training_of(Event(EventKind.CHECKPOINT, {"path": "/c/1"}), resumed)
     assert (training.checkpoint, training.written) == ("/c/2", "/c/1")
+
+
+@pytest.mark.parametrize("kind", [EventKind.RESTARTING, EventKind.STARTED, EventKind.PROGRESS])
+def test_restarts_within_a_container_count(kind):
+    assert training_of(Event(kind, {"restart": 2}), progress(0, 1)).restarts == 2
 
 
 @pytest.mark.parametrize("kind", [EventKind.STARTING, EventKind.RESTARTING])

@@ -64,17 +64,15 @@ def test_numbers_that_json_cannot_express_are_null(progress):
 
 
 def test_what_keeps_it_from_training_is_shown():
-    assert str(only(starting("python"), starting("importing"))) == "importing torch"
-    missing = {"world_size": 3, "missing": 1, "ranks": [2]}
-    assert str(only(starting("waiting", **missing))) == "waiting for 1 of 3 processes: rank 2"
+    assert str(only(starting("importing"))) == "importing torch"
     met = Event(EventKind.STARTED, {"world_size": 3, "backend": "gloo"}, time.time())
     assert str(only(starting("importing"), met)) == "3 processes joined: over gloo"
     assert only(starting("importing")).as_dict()["phase"] == "importing torch"
 
 
-@pytest.mark.parametrize("kind", [EventKind.RESTARTING, EventKind.STARTED, EventKind.PROGRESS])
-def test_restarts_of_processes_within_their_containers_count(kind):
-    assert only(Event(kind, {"restart": 2}, time.time())).as_dict()["restarts"] == 2
+def test_restarts_of_processes_within_their_containers_count():
+    restarting = Event(EventKind.RESTARTING, {"restart": 2}, time.time())
+    assert only(restarting).as_dict()["restarts"] == 2
 
 
 def test_old_numbers_have_their_age_and_a_script_that_tells_nothing_has_none(progress):
