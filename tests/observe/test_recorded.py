@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from hostile import changed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from observed import lacking
@@ -67,6 +68,110 @@ def test_the_name_of_an_image_is_not_its_error(name, host, path):
     causes = [finding.cause for finding in why(RECORDED[name])]
     assert [finding.cause for finding in found] == causes
     assert f"{host}/{path}" in found[0].message
+
+
+STATE = "pods.0.status.containerStatuses.0.state"
+INIT = "pods.0.status.initContainerStatuses.0"
+FAILED = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
+ENDED = {"name": "pytorch", "state": {"terminated": {"exitCode": 255, "reason": "Unknown"}}}
+SECRET = {"pods.0.spec.imagePullSecrets": [{"name": "regcred"}]}
+UNSAID = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "127.0.0.1:1/train:1"'}
+MOUNT = (
+    'MountVolume.SetUp failed for volume "v" : mount failed: exit status 32\n'
+    "Mounting command: mount\nMounting arguments: -t nfs nas:/data /var/lib/kubelet/pods/1\n"
+    "Output: mount.nfs: access denied by server\n"
+)
+RECYCLED = {"reason": "DeletionByPodGC", "message": "PodGC: node no longer exists"}
+EXISTS = 'pods "account-master-0" already exists'
+
+
+def absent(kind, name):
+    """What is related to a job and does not exist."""
+    return {"kind": "Status", "reason": "NotFound", "details": {"kind": kind, "name": name}}
+
+
+def refused(message):
+    return {"events.0.message": f"Error creating: {message}"}
+
+
+def uncreated(message):
+    return {STATE: {"waiting": {"reason": "CreateContainerError", "message": message}}}
+
+
+def unplaced(reason):
+    """The only node does not accept a Pod, and no node may be read."""
+    message = f"0/1 nodes are available: 1 node(s) {reason}."
+    return {"pods.0.status.conditions.0.message": message, "related": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected", "step"),
+    [
+        *(("root", uncreated(message), "container | ", "it is the node's container runtime: kubec")
+          for message in (
+            'failed to reserve container name "x": name "x" is reserved for "1a2b"',
+            "context deadline exceeded",
+            "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0",
+        )),
+        ("init", {f"{INIT}.state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}},
+         "init | master-0: its init container 'mine' ended with exit code 137, 2 times: out of mem",
+         ""),
+        ("init", {f"{INIT}.name": "x; ls #", "pods.0.spec.initContainers.0.name": "x; ls #"},
+         "init | ", "-n team init-master-0 -c 'x; ls #'"),
+        # Events may come from anybody: in a record, or in a namespace with several teams.
+        ("account", refused('pods "x" is forbidden: error: serviceaccount "x; ls #" not found'),
+         "service-account | ", "(kubectl create serviceaccount 'x; ls #' -n"),
+        ("account", refused(f"object is being deleted: {EXISTS}"), "name-taken | still being", ""),
+        ("account", refused(EXISTS), "name-taken | account-master-0 already exists", ""),
+        ("account", refused('admission webhook "x.y" denied the request: no'),
+         "webhook | 'x.y' refuses the pod: no", ""),
+        ("account", refused('pods "x" is forbidden: no PriorityClass with name p'),
+         "refused | PriorityC", ""),
+        # The name is not always that of a replica: this is a Job of a JobSet of several.
+        ("account",
+         refused('job "a-1" creation failed with error: jobs.batch "a-1" already exists'),
+         "name-taken | : a-1 already exists", "kubectl get jobs.batch a-1 -n team"),
+        ("crash", {"pods.0.status": FAILED}, "node-refused | no healthy devices", ""),
+        ("crash", {"pods.0.status": {**FAILED, "containerStatuses": [ENDED]}}, "node-refused | ",
+         ""),
+        ("path", {"events.-1.message": MOUNT},
+         "volume | mount failed: exit status 32: mount.nfs: access denied by server, for 42 s", ""),
+        ("image-access", SECRET, "image-access | ", "(it uses regcred);"),
+        ("image-access", {**SECRET, "related": [absent("secrets", "regcred")]}, "image-access | ",
+         "it uses regcred; there is no regcred in namespace team"),
+        ("lost", {"related": [absent("nodes", "ghost-lost")]},
+         "node-lost | master-0: its node ghost-lost is gone from the cluster", ""),
+        ("drained", {f"pods.0.status.conditions.0.{key}": RECYCLED[key] for key in RECYCLED},
+         "evicted | master-0: its node is gone", ""),
+        # An old kubelet's pull error is in an Event only; that of a Pod before it is no cause.
+        ("image-registry", {STATE: {"waiting": UNSAID}},
+         "registry | from its node: failed to do request: Head", ""),
+        ("image-registry", {STATE: {"waiting": UNSAID}, "pods.0.metadata.uid": "another"},
+         "image | ", ""),
+        *(("selector", unplaced(reason), "unschedulable | ", step) for reason, step in (
+            ("didn't satisfy existing pods anti-affinity rules", "their anti-affinity"),
+            ("didn't match pod anti-affinity rules", "correct `affinity`"),
+            ("didn't match pod topology spread constraints", "`topology_spread`"),
+            ("had volume node affinity conflict", "another zone"),
+            ("exceed max volume count", "fewer volumes"),
+            ("were never heard of", "for the full message: kubectl describe"),
+            ("had untolerated taint {dedicated: gpu}", "add `tolerations`"),
+            ("had untolerated taint {node.kubernetes.io/not-ready: }", "wait, or have"),
+            ("had untolerated taint {node.kubernetes.io/disk-pressure: }", "wait, or have"),
+            ("had untolerated taint {karpenter.sh/disrupted: }", "wait, or have"),
+        )),
+    ],
+)  # fmt: skip
+def test_a_recorded_job_with_other_fields(name, changes, expected, step):
+    seen = RECORDED[name]
+    for path, value in changes.items():
+        keys = [int(key) if key.lstrip("-").isdigit() else key for key in path.split(".")]
+        seen = changed(seen, keys, value)
+    (finding,) = why(seen)
+    cause, _, words = expected.partition(" | ")
+    assert finding.cause == cause
+    assert words in finding.message
+    assert step in finding.next_step
 
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
