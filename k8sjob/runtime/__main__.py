@@ -214,8 +214,8 @@ def _check_torch(version: str | None) -> None:
             f"torch is not installed for {sys.executable}; install torch >= 2.6 or choose an "
             "image that has it"
         )
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if found < _MIN_TORCH:
+    installed = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if installed < _MIN_TORCH:
         raise EnvError(f"torch {version} is too old; install torch >= 2.6")
 
 
@@ -229,27 +229,27 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
 
 def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
     """Keras's backend, which has to be set before a script imports Keras."""
-    wanted = strategies.keras_backend(settings.strategy, settings.options)
-    if wanted is None:
+    backend = strategies.keras_backend(settings.strategy, settings.options)
+    if backend is None:
         return environ
-    chosen = environ.get("KERAS_BACKEND", wanted)
-    if chosen != wanted:
+    chosen = environ.get("KERAS_BACKEND", backend)
+    if chosen != backend:
         raise EnvError(
             f"KERAS_BACKEND is {chosen}, and strategy.kind: {settings.strategy} trains with"
-            f" {wanted}; remove it from run.env and from the image"
+            f" {backend}; remove it from run.env and from the image"
         )
     # JAX warns of the setting by which it lets ranks come and go (see jax_processes).
-    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if wanted == "jax" else {}
-    return {**quiet, **environ, "KERAS_BACKEND": wanted}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if backend == "jax" else {}
+    return {**quiet, **environ, "KERAS_BACKEND": backend}
 
 
 def _make_lifeline(stack: ExitStack) -> int:
     """A pipe whose write end lives exactly as long as this process; returns the read end."""
-    read, write = os.pipe()
-    stack.callback(os.close, read)
+    reader, write = os.pipe()
+    stack.callback(os.close, reader)
     stack.callback(os.close, write)
-    os.set_inheritable(read, True)  # noqa: FBT003 - os has no keyword for it
-    return read
+    os.set_inheritable(reader, True)  # noqa: FBT003 - os has no keyword for it
+    return reader
 
 
 def _outcome(reason: Reason | None) -> _Outcome:

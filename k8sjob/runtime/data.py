@@ -157,10 +157,10 @@ class ShardSampler(DistributedSampler[int]):
         Raises:
             ValueError: the state is within an epoch, and belongs to other data or another seed.
         """
-        seen = (state["samples"], state["seed"])
-        if state["offset"] and seen != (self.samples, self.seed):
+        saved = (state["samples"], state["seed"])
+        if state["offset"] and saved != (self.samples, self.seed):
             raise ValueError(
-                f"saved within an epoch with {seen[0]} samples and seed {seen[1]}, now there are "
+                f"saved within an epoch with {saved[0]} samples and seed {saved[1]}, now there are "
                 f"{self.samples} samples and seed {self.seed}: the epoch cannot be continued"
             )
         self.epoch, self.offset, self._order = int(state["epoch"]), int(state["offset"]), None
@@ -183,8 +183,8 @@ class ShardSampler(DistributedSampler[int]):
 
     def steps(self, start: int | None = None) -> int:
         """Optimizer steps from an offset to the end of the epoch; from here by default."""
-        left = self._end() - (self.offset if start is None else start)
-        return -(-max(left, 0) // (self.global_batch * self.accumulate))
+        remaining = self._end() - (self.offset if start is None else start)
+        return -(-max(remaining, 0) // (self.global_batch * self.accumulate))
 
     def shards(self) -> Iterator[BatchShard]:
         """This rank's part of each batch that is left in the epoch."""
@@ -222,8 +222,8 @@ class ShardSampler(DistributedSampler[int]):
         if self.tail == "pad":
             return -(-self.samples // self.num_replicas) * self.num_replicas
         if self.tail == "drop":
-            left = max(self.samples - self.offset, 0)
-            return self.offset + left // self.global_batch * self.global_batch
+            remaining = max(self.samples - self.offset, 0)
+            return self.offset + remaining // self.global_batch * self.global_batch
         return self.samples
 
     def _permutation(self) -> torch.Tensor:
@@ -339,8 +339,8 @@ class Feed:
                 there: for a loop that has no other moment at which a step begins.
             sharding: more for ShardSampler: rank, world_size, seed, ...
         """
-        own = {key: value for key, value in settings.items() if key != "loader_options"}
-        self.sampler = ShardSampler(dataset, **sharding, **own)
+        of_sampler = {key: value for key, value in settings.items() if key != "loader_options"}
+        self.sampler = ShardSampler(dataset, **sharding, **of_sampler)
         self._dataset, self._settings = dataset, settings
         self._batches = _Batches(self.sampler)
         # Not the default generator, which the model's dropout draws from: a run that resumes

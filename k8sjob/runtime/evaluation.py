@@ -42,8 +42,8 @@ def evaluate(
     loader = DataLoader(
         dataset, batch_sampler=[batch or [0] for batch in batches], **loader_options
     )
-    wanted = {"accuracy": accuracy} if metrics is None else dict(metrics)
-    tally = _Tally(["loss", *wanted], group)
+    measures = {"accuracy": accuracy} if metrics is None else dict(metrics)
+    tally = _Tally(["loss", *measures], group)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -55,7 +55,7 @@ def evaluate(
                 if not batch or not strategy.counts:
                     continue
                 tally.add("loss", loss(output, *targets), len(batch))
-                for name, metric in wanted.items():
+                for name, metric in measures.items():
                     tally.add(name, metric(output, *targets), len(batch))
     finally:
         for module, training in modes:

@@ -81,13 +81,13 @@ class Computing:
         return time.thread_time() + waited / 1e9
 
 
-def lost_time(own: Sequence[float]) -> tuple[float, int]:
+def lost_time(seconds: Sequence[float]) -> tuple[float, int]:
     """(mean seconds that ranks waited for the slowest, the slowest rank).
 
-    Every step ends for all ranks at once, so each waits for the one that needs most `own` seconds.
+    Every step ends for all ranks at once, so each waits for the one that needs most `seconds`.
     """
-    slowest = max(range(len(own)), key=lambda rank: own[rank])
-    return own[slowest] - sum(own) / len(own), slowest
+    slowest = max(range(len(seconds)), key=lambda rank: seconds[rank])
+    return seconds[slowest] - sum(seconds) / len(seconds), slowest
 
 
 def peak_memory(device: torch.device) -> int:
@@ -187,8 +187,8 @@ class ProgressReporter:
         """
         loss = float(self._pending)  # waits for the GPU's steps
         elapsed = time.monotonic() - self._since
-        own = elapsed - self._waiting.seconds
-        numbers = [loss, self._pending_weight, self._pending_count, elapsed, own]
+        own_seconds = elapsed - self._waiting.seconds
+        numbers = [loss, self._pending_weight, self._pending_count, elapsed, own_seconds]
         rows = self._group.table([*numbers, peak_memory(self._group.device)])
         self._pending.zero_()
         self._pending_weight, self._pending_count = 0.0, 0
@@ -199,19 +199,19 @@ class ProgressReporter:
         return [row[3:] for row in rows]
 
     def _report(self, grad_norm: Tensor | None) -> None:
-        elapsed, own, memory = zip(*self.settle(), strict=True)
+        elapsed, own_seconds, memory = zip(*self.settle(), strict=True)
         seconds = max(sum(elapsed) / len(elapsed), 1e-9)
         done = max(1, self._step - self._from_step)
         pace = done / seconds
-        left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
+        steps_left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
         loss = self._recent / self._recent_weight if self._recent_weight else math.nan
         more: dict[str, float] = {"memory_bytes": int(max(memory))}
         if self._warm and self._steps >= self._step:
             gaps = self._epochs - self._epoch - 1
-            more["eta_s"] = left / pace + gaps * self._between_epochs
+            more["eta_s"] = steps_left / pace + gaps * self._between_epochs
         self._warm = True
-        if len(own) > 1:
-            lost, slowest = lost_time(own)
+        if len(own_seconds) > 1:
+            lost, slowest = lost_time(own_seconds)
             more |= {"wait_s": lost / done, "slowest": slowest}
         if grad_norm is not None:
             more["grad_norm"] = float(grad_norm)
@@ -228,7 +228,7 @@ class ProgressReporter:
             step_s=seconds / done,
             **more,
         )
-        wanted = max(1, round(pace * _EVERY_S))
-        self._distance = min(wanted, self._distance * _GROWTH)
+        distance = max(1, round(pace * _EVERY_S))
+        self._distance = min(distance, self._distance * _GROWTH)
         self._next = self._step + self._distance
         self._mark(time.monotonic())

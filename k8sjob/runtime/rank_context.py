@@ -177,8 +177,9 @@ class RankContext:
 
 def mapped_path(mount: str | os.PathLike[str]) -> Path:
     """The real path of a path in the job.yaml: the same in a pod, a folder under `k8sjob run`."""
-    wanted = Path(mount)
-    for known, here in sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0])):
-        if wanted.is_relative_to(known):
-            return Path(here) / wanted.relative_to(known)
-    return wanted
+    path = Path(mount)
+    mounts = sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0]))
+    for mount_path, folder in mounts:
+        if path.is_relative_to(mount_path):
+            return Path(folder) / path.relative_to(mount_path)
+    return path

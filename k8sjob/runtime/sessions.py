@@ -260,12 +260,12 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
 
 def _check_torch(config: RuntimeConfig, env: DistEnv) -> None:
     version, enough = tuple(int(part) for part in torch.__version__.split(".")[:2]), (2, 6)
-    what = ""
+    feature = ""
     if config.strategy == "fsdp" and env.world_size > 1 and local_device(env).type == "cpu":
-        what, enough = " for strategy.kind: fsdp on CPUs", (2, 7)
+        feature, enough = " for strategy.kind: fsdp on CPUs", (2, 7)
     if version < enough:
         needed = ".".join(map(str, enough))
-        raise EnvError(f"torch {torch.__version__} is too old{what}; install torch >= {needed}")
+        raise EnvError(f"torch {torch.__version__} is too old{feature}; install torch >= {needed}")
 
 
 def _check_keras(config: RuntimeConfig) -> None:

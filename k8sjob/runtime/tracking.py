@@ -87,19 +87,19 @@ class _MlflowRun:
             self.id = run.id
             return
         experiment = self._experiment(settings.get("experiment") or run.name)
-        made = self._client.create_run(experiment, run_name=run.name)
-        self.id = made.info.run_id
-        given = [entities.Param(key, value[:500]) for key, value in run.parameters.items()]
-        self._client.log_batch(self.id, params=given)
+        created = self._client.create_run(experiment, run_name=run.name)
+        self.id = created.info.run_id
+        parameters = [entities.Param(key, value[:500]) for key, value in run.parameters.items()]
+        self._client.log_batch(self.id, params=parameters)
 
     def _experiment(self, name: str) -> str:
-        if found := self._client.get_experiment_by_name(name):
-            return str(found.experiment_id)
+        if experiment := self._client.get_experiment_by_name(name):
+            return str(experiment.experiment_id)
         try:
             return str(self._client.create_experiment(name))
         except Exception:
-            if found := self._client.get_experiment_by_name(name):  # another job made it
-                return str(found.experiment_id)
+            if experiment := self._client.get_experiment_by_name(name):  # another job made it
+                return str(experiment.experiment_id)
             raise
 
     def log(self, points: Sequence[Point]) -> None:
@@ -297,15 +297,15 @@ class Tracker:
     def _next(self) -> tuple[list[Point], str]:
         """Points that wait, and the run's end where it is reached; waits for the first."""
         points: list[Point] = []
-        found = self._points.get()
+        event = self._points.get()
         with suppress(queue.Empty):
-            while isinstance(found, Point):
-                points.append(found)
+            while isinstance(event, Point):
+                points.append(event)
                 if len(points) == _BATCH:
                     break
-                found = self._points.get_nowait()
+                event = self._points.get_nowait()
             else:
-                return points, found
+                return points, event
         return points, ""
 
 
@@ -328,34 +328,36 @@ class Trackers:
 
     def open(
         self,
-        wanted: Mapping[str, Mapping[str, Any]],
+        settings: Mapping[str, Mapping[str, Any]],
         job: str,
         parameters: Mapping[str, Any],
         folder: Path | None,
     ) -> None:
         """Start the trackers that the spec names; one that this version does not know is ignored.
 
-        `wanted` has the settings by name. The runs' ids lie in the folder of the checkpoints;
+        `settings` are those of each tracker. The runs' ids lie in the folder of the checkpoints;
         without one each attempt is a run.
         """
-        known = _read_ids(folder)
+        run_ids = _read_ids(folder)
         shown = {key: str(value) for key, value in parameters.items()}
 
         def opened(name: str, run_id: str) -> None:
             with self._lock:
-                known[name] = run_id
+                run_ids[name] = run_id
                 try:
                     if folder is not None:
-                        _write_ids(folder, known)
+                        _write_ids(folder, run_ids)
                 except OSError as error:
                     self._warn(
                         f"tracking: {_IDS} cannot be written: {error}; training continues, and a"
                         " resumed job starts new runs"
                     )
 
-        for name in wanted.keys() & _CLIENTS.keys():
-            run = TrackedRun(job, known.get(name, ""), shown)
-            self._trackers.append(Tracker(name, wanted[name], run, warn=self._warn, opened=opened))
+        for name in settings.keys() & _CLIENTS.keys():
+            run = TrackedRun(job, run_ids.get(name, ""), shown)
+            self._trackers.append(
+                Tracker(name, settings[name], run, warn=self._warn, opened=opened)
+            )
 
     def __call__(self, step: int, values: Mapping[str, float], at: float) -> None:
         """Pass on the numbers of a step."""
@@ -374,11 +376,11 @@ def _read_ids(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     try:
-        found = json.loads(content_of(folder / _IDS))
+        content = json.loads(content_of(folder / _IDS))
     except (OSError, ValueError, RecursionError):
         return {}
-    known = found.items() if isinstance(found, dict) else ()
-    return {key: value for key, value in known if isinstance(value, str)}
+    pairs = content.items() if isinstance(content, dict) else ()
+    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:

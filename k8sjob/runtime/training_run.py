@@ -280,8 +280,8 @@ class Run:
             self._progress.add(loss, shard.count, units)
         if shard.closes:
             if self._weights[0] is not None:
-                mesh, own = self._strategy.mesh, sum(filter(None, self._weights))
-                total = self._context.group.sums([own])[0] / mesh.model_size
+                mesh, own_weight = self._strategy.mesh, sum(filter(None, self._weights))
+                total = self._context.group.sums([own_weight])[0] / mesh.model_size
                 scale_gradients(self.optimizer, mesh.data_size / total if total else 0.0)
             self._weights.clear()
             norm = None
@@ -334,7 +334,7 @@ class Run:
         shown = f"{len(dataset)} samples, batch_size={batch_size}"
         self._context.calls.check("run.evaluate", shown)
         self._strategy.settle()
-        found = evaluate(
+        results = evaluate(
             self._strategy,
             self._loss,
             dataset,
@@ -343,8 +343,8 @@ class Run:
             between=self._point,
             **loader_options,
         )
-        numbers = {f"{prefix}{name}": value for name, value in found.items()}
-        self._numbers |= {**numbers, "epoch": found["loss"]}
+        numbers = {f"{prefix}{name}": value for name, value in results.items()}
+        self._numbers |= {**numbers, "epoch": results["loss"]}
         return numbers
 
     # --- between the steps ----------------------------------------------------------------------
@@ -427,10 +427,10 @@ class Run:
 
     def _save(self) -> None:
         """Begin a checkpoint unless this very point is saved; all ranks take part."""
-        here = (self.steps, self._position["epoch"])
-        if self._context.checkpointer is None or here == self._saved_at:
+        point = (self.steps, self._position["epoch"])
+        if self._context.checkpointer is None or point == self._saved_at:
             return
-        self._saved_at = here
+        self._saved_at = point
         self._progress.settle()
         position = dict(self._position)
         if position["offset"]:

@@ -75,7 +75,7 @@ class Attempt:
     @property
     def running(self) -> dict[int, Seen]:
         """The states of the ranks that have not ended."""
-        return {rank: one for rank, one in self.seen.items() if rank not in self.exits}
+        return {rank: report for rank, report in self.seen.items() if rank not in self.exits}
 
     @property
     def failures(self) -> dict[int, Exit]:
@@ -167,7 +167,7 @@ def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Att
         return
     record.launcher_time = _NEVER
     alone = all(member.environ.get("WORLD_SIZE", "1") == "1" for member in members)
-    if alone or any(one.ranks for one in record.seen.values()):
+    if alone or any(report.ranks for report in record.seen.values()):
         return
     if command := group.launcher():
         message = f"there is no process group, and a rank has started a launcher: {command}"
@@ -335,9 +335,9 @@ def _silence(ranks: tuple[int, ...], record: Attempt) -> Reason:
 
 def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
     """The reason that the process wrote, if it wrote one; else what its exit code means."""
-    own = record.reasons.get(rank)
-    if own is not None:
-        return replace(own, rank=rank)
+    reason = record.reasons.get(rank)
+    if reason is not None:
+        return replace(reason, rank=rank)
     if end.signal:
         try:
             name = signal.Signals(end.signal).name
@@ -353,14 +353,14 @@ def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
 
 def _look(members: Sequence[Member], group: WorkerGroup | None = None) -> dict[int, Seen]:
     """Read the ranks' own reports; in `group` one that is stopped now does not wait."""
-    seen = {member.rank: read_seen(seen_file(member.error_file)) for member in members}
+    reports = {member.rank: read_seen(seen_file(member.error_file)) for member in members}
     for index, member in enumerate(members):
-        one = seen[member.rank]
-        if group and one.waited and group.stopped(index):
-            seen[member.rank] = replace(one, waited=0, stuck=False)
+        report = reports[member.rank]
+        if group and report.waited and group.stopped(index):
+            reports[member.rank] = replace(report, waited=0, stuck=False)
         elif group and index in group.busy():
-            seen[member.rank] = replace(one, works=not one.waited)
-    return seen
+            reports[member.rank] = replace(report, works=not report.waited)
+    return reports
 
 
 def _read_reasons(members: Sequence[Member]) -> dict[int, Reason]:

@@ -136,9 +136,9 @@ class _Failures:
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:
     """Whether a round ended because of another node."""
-    own = set(node.ranks(node.node_rank))
-    others = bool(reason.culprits) and own.isdisjoint(reason.culprits)
-    return reason.means(ExitCode.PEER_LOST) or (reason.means(ExitCode.HUNG) and others)
+    ranks = set(node.ranks(node.node_rank))
+    elsewhere = bool(reason.culprits) and ranks.isdisjoint(reason.culprits)
+    return reason.means(ExitCode.PEER_LOST) or (reason.means(ExitCode.HUNG) and elsewhere)
 
 
 class _Rendezvous:
@@ -174,15 +174,15 @@ class _Rendezvous:
         if inbox.stopping():
             return None
         self.close()
-        found = in_thread(self._next, _THREAD)
+        joining = in_thread(self._next, _THREAD)
         until = time.monotonic() + self._timeout + TIMEOUTS.connect
-        while not found.done():
+        while not joining.done():
             if inbox.stopping():
                 return None
             if time.monotonic() > until:  # torch waits without end for a host that is frozen
                 raise PeerLost(self._failure("its host does not respond"))
             inbox.wait(TIMEOUTS.poll)
-        node = found.result()
+        node = joining.result()
         if node is not None:
             self._grace, self._over = None, threading.Event()
             arguments = (self._handler, node, self._over)
@@ -308,10 +308,10 @@ class _Rendezvous:
                 waiting = handler.num_nodes_waiting()
             except Exception:  # noqa: BLE001, S112 - its host may be gone: the ranks fail soon
                 continue
-            here = handler._state_holder.state.participants  # noqa: SLF001 - not public elsewhere
+            participants = handler._state_holder.state.participants  # noqa: SLF001 - not public elsewhere
             # The others have left out a node that was frozen, and do not notify it.
-            alone = handler._this_node not in here  # noqa: SLF001 - the same
-            missing = missing + 1 if len(here) < node.nnodes else 0
+            alone = handler._this_node not in participants  # noqa: SLF001 - the same
+            missing = missing + 1 if len(participants) < node.nnodes else 0
             if over.is_set():
                 return
             if alone or missing >= _LOOKS:
@@ -331,5 +331,5 @@ def _own_address(env: ElasticEnv) -> tuple[str, bool]:
     family, kind, _, _, address = socket.getaddrinfo(env.host, env.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as towards:
         towards.connect(address)  # sends nothing: it chooses the interface
-        own = str(towards.getsockname()[0])
-    return own, env.hosts or own == address[0]
+        own_address = str(towards.getsockname()[0])
+    return own_address, env.hosts or own_address == address[0]

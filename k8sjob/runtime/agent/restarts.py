@@ -161,15 +161,15 @@ def repeats(before: Reason | None, now: Reason) -> bool:
     """
     if before is None or now.means(ExitCode.PEER_LOST) or now.exit_code == ExitCode.STOPPED:
         return False
-    own = now.type == "Exit" or now.exit_code - 128 in _OWN_SIGNALS
-    known = now.step >= 0 or now.means(ExitCode.HUNG) or (own and now.where)
+    by_itself = now.type == "Exit" or now.exit_code - 128 in _OWN_SIGNALS
+    located = now.step >= 0 or now.means(ExitCode.HUNG) or (by_itself and now.where)
     aborted = now.exit_code - 128 == signal.SIGABRT and now.where
     # Which of the ranks reports a hang first is chance.
     first, second = (
         (reason.exit_code, aborted or reason.culprits or reason.rank, reason.where, reason.step)
         for reason in (before, now)
     )
-    return bool(known) and first == second
+    return bool(located) and first == second
 
 
 class Coordinator:
@@ -192,12 +192,12 @@ class Coordinator:
         self._stuck_since = _NEVER
         self._roster.report(state=RUNNING, restarts=restart, ranks="")
 
-    def next_restart(self, own: int) -> int:
+    def next_restart(self, restarts: int) -> int:
         """The number of the group's next restart, or of the one that the others have begun.
 
-        `own` are the restarts of this node; a node that came late counts with the others.
+        `restarts` are those of this node; a node that came late counts with the others.
         """
-        return max(max(own, self._roster.joined) + 1, self._roster.restarts())
+        return max(max(restarts, self._roster.joined) + 1, self._roster.restarts())
 
     @property
     def leave(self) -> Callable[[Attempt], float | None] | None:
@@ -214,26 +214,27 @@ class Coordinator:
 
         Once a rank is stuck, the nodes report to each other where their ranks are.
         """
-        own = self._roster.own
+        state = self._roster.own
         reports = [
-            decode_ranks(other.ranks)
-            for other in self._roster.others()
+            decode_ranks(node.ranks)
+            for node in self._roster.others()
             # A report of another start is about ranks that have ended.
-            if other.ranks and other.restarts == own.restarts
+            if node.ranks and node.restarts == state.restarts
         ]
-        seen = {rank: one for ranks in (*reports, record.running) for rank, one in ranks.items()}
-        if not any(one.stuck for one in seen.values()):
+        by_node = (*reports, record.running)
+        by_rank = {rank: report for ranks in by_node for rank, report in ranks.items()}
+        if not any(report.stuck for report in by_rank.values()):
             self._stuck_since = _NEVER
-            if own.ranks:
+            if state.ranks:
                 self._roster.report(ranks="")
             return None
         self._stuck_since = min(self._stuck_since, time.monotonic())
-        if (ranks := encode_ranks(record.running)) != own.ranks:
+        if (ranks := encode_ranks(record.running)) != state.ranks:
             self._roster.report(ranks=ranks)
         complete = len(reports) == self._node.nnodes - 1 or not self._roster.active
         if not complete and time.monotonic() - self._stuck_since < TIMEOUTS.answer:
             return None
-        return hang_of(seen)
+        return hang_of(by_rank)
 
     def last(self, record: Attempt, reason: Reason | None) -> Reason | None:
         """The reason to end with, where another start cannot end better; None: it may.
@@ -244,8 +245,8 @@ class Coordinator:
             reason = self._before
         if reason is None or reason.exit_code < 128:
             return None
-        if left := self._left(record, reason):
-            return left
+        if end_reason := self._left(record, reason):
+            return end_reason
         before, self._before = self._before, reason
         return in_vain(before, reason, record)
 
@@ -253,8 +254,8 @@ class Coordinator:
         """The last reason, once the nodes whose end broke a connection can have reported it."""
         end = time.monotonic() + TIMEOUTS.reported
         while reason.means(ExitCode.PEER_LOST) and not inbox.stopping():
-            if (left := self._left(record, reason)) or time.monotonic() > end:
-                return left or reason
+            if (end_reason := self._left(record, reason)) or time.monotonic() > end:
+                return end_reason or reason
             inbox.wait(TIMEOUTS.poll)
         return reason
 
@@ -266,8 +267,10 @@ class Coordinator:
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
         if reason.means(ExitCode.PEER_LOST) or reason.means(ExitCode.HUNG):
             self._depends = True
-            sent = min(record.sent.values(), default=_NEVER)
-            done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
+            first_signal = min(record.sent.values(), default=_NEVER)
+            done += [
+                r for r, end in record.exits.items() if not end.code and end.moment < first_signal
+            ]
             if not done:
                 return None
             return _waited_for(tuple(sorted(done)), reason)
@@ -311,8 +314,9 @@ class Coordinator:
         while not inbox.stopping() and not self._roster.failure():
             waited = time.monotonic() - began
             late = self._late()
-            known = {state.node for state in self._roster.others()}
-            if not late or waited > (TIMEOUTS.others if known & set(late) else TIMEOUTS.unknown):
+            reporting = {state.node for state in self._roster.others()}
+            patience = TIMEOUTS.others if reporting & set(late) else TIMEOUTS.unknown
+            if not late or waited > patience:
                 break
             if not announced and waited > TIMEOUTS.reported:
                 announced = True
@@ -331,7 +335,7 @@ class Coordinator:
             inbox.sleep(TIMEOUTS.reported)
 
     def _late(self) -> list[int]:
-        ended = {one.node for one in self._roster.others() if one.state in {DONE, FAILED}}
+        ended = {node.node for node in self._roster.others() if node.state in {DONE, FAILED}}
         return [node for node in range(1, self._node.nnodes) if node not in ended]
 
     def _unmet(self) -> Reason | None:
@@ -356,17 +360,17 @@ class Coordinator:
 
     def note(self, record: Attempt) -> None:
         """Report whether the ranks have used torch and formed a group."""
-        own = self._roster.own
-        grouped = own.grouped or self._spans(record) or self._connected()
-        torch = own.torch or any(seen.torch for seen in record.seen.values())
-        started = own.started or any(seen.started for seen in record.seen.values())
-        if (grouped, torch, started) != (own.grouped, own.torch, own.started):
+        state = self._roster.own
+        grouped = state.grouped or self._spans(record) or self._connected()
+        torch = state.torch or any(report.torch for report in record.seen.values())
+        started = state.started or any(report.started for report in record.seen.values())
+        if (grouped, torch, started) != (state.grouped, state.torch, state.started):
             self._roster.report(grouped=grouped, torch=torch, started=started)
 
     def _spans(self, record: Attempt) -> bool:
         """Whether a group, or RPC, spans several nodes; where there is one node, several ranks."""
         alone = self._node.processes if self._node.nnodes > 1 else 1
-        return any(max(seen.ranks, seen.called) > alone for seen in record.seen.values())
+        return any(max(report.ranks, report.called) > alone for report in record.seen.values())
 
     def _connected(self) -> bool:
         """Whether a process of this pod has a connection through the rendezvous' port.
@@ -376,8 +380,8 @@ class Coordinator:
         if self._out_of_reach:
             return False
         return any(
-            self._node.master_port in (here[1], there[1]) and here[0] != there[0]
-            for here, there in _connections()
+            self._node.master_port in (local[1], remote[1]) and local[0] != remote[0]
+            for local, remote in _connections()
         )
 
 
@@ -395,9 +399,9 @@ def _connections() -> Iterator[tuple[_Address, _Address]]:
     for name in _PROC_NET:
         with suppress(OSError):
             for line in Path(name).read_text().splitlines()[1:]:
-                here, there, state = line.split()[1:4]
+                local, remote, state = line.split()[1:4]
                 if state == "01":
-                    yield _address(here), _address(there)
+                    yield _address(local), _address(remote)
 
 
 def _address(text: str) -> _Address:

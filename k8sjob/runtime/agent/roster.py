@@ -75,11 +75,11 @@ class NodeState:
         Raises:
             ValueError, KeyError, TypeError: it was not written by an agent of this group.
         """
-        known = asdict(cls(0))
-        found = cls(**{name: type(value)(body[name]) for name, value in known.items()})
-        if not 0 <= found.node < nnodes or found.state not in {RUNNING, DONE, FAILED}:
+        defaults = asdict(cls(0))
+        state = cls(**{name: type(value)(body[name]) for name, value in defaults.items()})
+        if not 0 <= state.node < nnodes or state.state not in {RUNNING, DONE, FAILED}:
             raise ValueError(f"not a node of this group: {body}")
-        return found
+        return state
 
 
 class Roster:
@@ -153,7 +153,7 @@ class Roster:
     def others(self) -> list[NodeState]:
         """The states of the other nodes that have reported."""
         with self._lock:
-            return [one for node, one in self._table.items() if node != self._node.node_rank]
+            return [state for node, state in self._table.items() if node != self._node.node_rank]
 
     def restarts(self) -> int:
         """The restarts of the group: those of the node that has the most."""
@@ -165,9 +165,9 @@ class Roster:
 
     def failure(self) -> Reason | None:
         """Why another node gave up, where one did."""
-        found = (Reason.decode(one.reason) for one in self.others() if one.state == FAILED)
-        known = [reason for reason in found if reason is not None]
-        return min(known, key=lambda reason: reason.time, default=None)
+        reasons = (Reason.decode(state.reason) for state in self.others() if state.state == FAILED)
+        decoded = [reason for reason in reasons if reason is not None]
+        return min(decoded, key=lambda reason: reason.time, default=None)
 
     # --- node 0 ---------------------------------------------------------------------------------
 
@@ -228,17 +228,19 @@ class Roster:
             self._changed.wait(TIMEOUTS.exchange)
 
     def _call(self, *, first: bool) -> None:
-        own = asdict(self.own)
-        body = {"job": self._job, "nnodes": self._node.nnodes, "state": own}
+        state = asdict(self.own)
+        body = {"job": self._job, "nnodes": self._node.nnodes, "state": state}
         with _connect(self._node) as server, server.makefile("rb") as answers:
             call = self._signed(json.dumps(body))
             server.sendall(call)
             answer = json.loads(self._content(answers.readline(_MAX_ANSWER), call))
-        known = [NodeState.decode(one, self._node.nnodes) for one in answer]
+        states = [NodeState.decode(reply, self._node.nnodes) for reply in answer]
         with self._lock:
             if first:
-                self.joined = max((one.restarts for one in known), default=0)
-            self._table |= {one.node: one for one in known if one.node != self._node.node_rank}
+                self.joined = max((state.restarts for state in states), default=0)
+            self._table |= {
+                state.node: state for state in states if state.node != self._node.node_rank
+            }
 
 
 class _Server(socketserver.ThreadingTCPServer):

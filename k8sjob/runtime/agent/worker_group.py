@@ -117,7 +117,7 @@ class WorkerGroup:
                 _signal_group(pid, signal.SIGTERM)
             self._release(index, pid)
         if not self.lingering:
-            _reap(known=self._held.values())
+            _reap(own_children=self._held.values())
 
     def stopped(self, index: int) -> bool:
         """Whether a process is stopped, as by SIGSTOP (Linux; elsewhere: not known)."""
@@ -189,7 +189,7 @@ class WorkerGroup:
     def _release(self, index: int, pid: int) -> None:
         """Reap an ended process once its group is empty; after the grace, empty it."""
         group = str(pid).encode()
-        if any(one[2] == group and one[0] not in {b"Z", b"X"} for _, one in _stats()):
+        if any(stat[2] == group and stat[0] not in {b"Z", b"X"} for _, stat in _stats()):
             if time.monotonic() < self.exits[index].moment + TIMEOUTS.leftover_grace:
                 return
             _signal_group(pid, signal.SIGKILL)
@@ -213,19 +213,19 @@ def training_program(
 
     def member(local: int, restart: int, folder: Path) -> Member:
         error = folder / f"error-{local}.json"
-        own = node.process(local, restart)
+        assigned = node.process(local, restart)
         variables = {
             "PYTHONUNBUFFERED": "1",
             # Else a set of strings has another order in each process, and ranks that register
             # parameters in that order mix them up. No job's own number: its successor resumes them.
             "PYTHONHASHSEED": "0",
             **environ,
-            **own,
+            **assigned,
             contract.ERROR_FILE_ENV: str(error),
             contract.LIFELINE_ENV: str(lifeline),
         }
         extra = [f"{local_rank_arg}={local}"] if local_rank_arg else []
-        return Member(int(own["RANK"]), [*_RANK_MAIN, *argv, *extra], variables, error)
+        return Member(int(assigned["RANK"]), [*_RANK_MAIN, *argv, *extra], variables, error)
 
     return lambda restart, folder: [
         member(local, restart, folder) for local in range(node.processes)
@@ -261,20 +261,20 @@ def kill_children() -> None:
         for pid in children:
             with suppress(PermissionError):  # another user's, by a setuid program
                 os.kill(pid, signal.SIGKILL)
-        _reap(known=())
+        _reap(own_children=())
         time.sleep(0.005)
 
 
-def _reap(known: Collection[int]) -> None:
-    """Reap the adopted children that have ended; stops at the first one of `known`."""
+def _reap(own_children: Collection[int]) -> None:
+    """Reap the adopted children that have ended; stops at the first one of `own_children`."""
     if not hasattr(os, "waitid"):
         return
     with suppress(ChildProcessError):
         while True:
-            seen = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if seen is None or seen.si_pid in known:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in own_children:
                 return
-            os.waitpid(seen.si_pid, 0)
+            os.waitpid(ended.si_pid, 0)
 
 
 def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
@@ -307,7 +307,7 @@ def _peek(pid: int) -> int | None:
     if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaped at once
         done, status = os.waitpid(pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if done else None
-    seen = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if seen is None:
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
         return None
-    return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -102,24 +102,24 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> tuple[Path, dict[s
             raise ValueError(f"{source}: {error}; use another checkpoint") from error
         return source, load(source)
     alone = Group(dist_env({}), "gloo", torch.device("cpu"))
-    found = newest_whole(Checkpoints(source), alone, shared=True, warn=warn, beat=lambda: None)
-    if found is None:
+    newest = newest_whole(Checkpoints(source), alone, shared=True, warn=warn, beat=lambda: None)
+    if newest is None:
         raise ValueError(
             f"{source} has no complete checkpoint; specify the folder of the step-... files or"
             " folders"
         )
-    return found
+    return newest
 
 
 def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
     """The model's part of a state; of a state given to Job.save(), its `model`."""
-    found = state.get("model", (state.get("state") or {}).get("model"))
-    if not isinstance(found, dict) or not found:
+    weights = state.get("model", (state.get("state") or {}).get("model"))
+    if not isinstance(weights, dict) or not weights:
         raise ValueError(
             f"{path} holds {', '.join(sorted(map(str, state)))} and no model's weights by name; "
             "export everything with --all"
         )
-    return found
+    return weights
 
 
 def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:

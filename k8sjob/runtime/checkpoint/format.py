@@ -122,10 +122,10 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
 
     def below(key: object, value: Any) -> Any:
-        marked, found = mark(value, f"{name}.{key}" if name else str(key))
-        if both := tensors.keys() & found.keys():
+        marked, part_tensors = mark(value, f"{name}.{key}" if name else str(key))
+        if both := tensors.keys() & part_tensors.keys():
             raise ValueError(f"two tensors of the state are called {min(both)}: rename a key")
-        tensors.update(found)
+        tensors.update(part_tensors)
         return marked
 
     if isinstance(nest, dict) and not isinstance(nest, Counter):
@@ -203,7 +203,7 @@ def read(folder: Path) -> dict[str, Any]:
         raise ValueError(f"there is no digest of {min(missing)}")
     content = content_of(folder / OTHERS)
     try:
-        others = decode(content)
+        values = decode(content)
     except ValueError as error:
         raise ValueError(f"{OTHERS}: {error}") from error
     opened = _Folder(folder, _metadata(folder, files))
@@ -215,10 +215,10 @@ def read(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{METADATA} lacks {value[_MARK]}")
         return Stored(value[_MARK], opened)
 
-    marked = others.pop("marked", None)
+    marked = values.pop("marked", None)
     if not isinstance(marked, dict):
         raise ValueError(f"{OTHERS} does not say where the tensors belong")  # noqa: TRY004 - see above
-    return {**others, **changed(marked, stored)}
+    return {**values, **changed(marked, stored)}
 
 
 class _Folder:
@@ -279,8 +279,8 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name, where it is one that describes."""
-        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
         if (module, name) == ("builtins", "getattr"):
             return _member
         if name not in _DESCRIPTIONS.get(module, ()):
@@ -304,19 +304,19 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     content = content_of(folder / METADATA)
     try:
         pickles.check(content, len(content))
-        found = _Descriptions(io.BytesIO(content)).load()
+        metadata = _Descriptions(io.BytesIO(content)).load()
     except ValueError as error:
         raise ValueError(f"{METADATA}: {error!s:.300}") from error
     except Exception as error:
         # A pickle that somebody wrote may raise whatever it likes.
         raise ValueError(f"{METADATA} cannot be read: {error!r:.300}") from error
-    if not isinstance(found, Metadata):
-        raise ValueError(f"{METADATA} holds a {type(found).__name__}")  # noqa: TRY004 - see above
+    if not isinstance(metadata, Metadata):
+        raise ValueError(f"{METADATA} holds a {type(metadata).__name__}")  # noqa: TRY004 - see above
     try:
-        described: list[Any] = list(found.state_dict_metadata.values())
-        stored = list(found.storage_data.values())
+        described: list[Any] = list(metadata.state_dict_metadata.values())
+        stored = list(metadata.storage_data.values())
         places: set[Any] = {place.relative_path for place in stored}
-        plain = all(isinstance(text, str) for text in (*places, *found.state_dict_metadata))
+        plain = all(isinstance(text, str) for text in (*places, *metadata.state_dict_metadata))
         plain &= all(isinstance(about, TensorStorageMetadata) for about in described)
         plain &= not any(getattr(place, "transform_descriptors", None) for place in stored)
     except AttributeError as error:
@@ -326,9 +326,9 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd):.300}, of which there is no digest")
     sizes = {name: files[name].size for name in places}
-    if wrong := _problem(found, sizes, len(content)):
+    if wrong := _problem(metadata, sizes, len(content)):
         raise ValueError(f"{METADATA}: {wrong}")
-    return found
+    return metadata
 
 
 _Box = tuple[tuple[int, int], ...]

@@ -41,17 +41,17 @@ def sees_one_folder(checkpoints: Checkpoints, group: Group) -> bool:
     if first:
         with suppress(OSError):  # there may be no room
             mine = checkpoints.draft(0, folder=True).name.encode()
-    found = group.broadcast_bytes(mine)
-    if not found:
+    probe_name = group.broadcast_bytes(mine)
+    if not probe_name:
         return False
-    probe = checkpoints.folder / found.decode()
+    probe = checkpoints.folder / probe_name.decode()
     with suppress(OSError):
         (probe / str(group.rank)).touch()
     group.barrier()
-    seen = len(list(probe.iterdir())) if first else 0
+    files = len(list(probe.iterdir())) if first else 0
     if first:
         remove(probe)
-    return int(group.broadcast(torch.tensor(seen))) == group.world_size
+    return int(group.broadcast(torch.tensor(files))) == group.world_size
 
 
 def newest_whole(

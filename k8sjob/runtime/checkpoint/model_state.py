@@ -45,8 +45,8 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
         for number, numbers in state["optimizer"]["state"].items()
         if number < len(parameters)
     }
-    rest = {key: gathered(value) for key, value in state["optimizer"].items() if key != "state"}
-    optimizer.load_state_dict({**rest, "state": by_number})
+    settings = {key: gathered(value) for key, value in state["optimizer"].items() if key != "state"}
+    optimizer.load_state_dict({**settings, "state": by_number})
 
 
 def whole(value: Any, *, keep: bool) -> Any:
@@ -64,8 +64,9 @@ def whole(value: Any, *, keep: bool) -> Any:
         if not keep:
             return full.new_empty(0)
         # A replicated tensor shares its memory with the parameter, which the optimizer changes.
-        own = full.untyped_storage().data_ptr() != tensor.to_local().untyped_storage().data_ptr()
-        return full.cpu() if own else full.to("cpu", copy=True)
+        local = tensor.to_local()
+        shares = full.untyped_storage().data_ptr() == local.untyped_storage().data_ptr()
+        return full.to("cpu", copy=True) if shares else full.cpu()
 
     return changed(value, of_tensor)
 
@@ -91,8 +92,8 @@ def placed(value: Any, like: Any) -> Any:
     All ranks call it. A tensor without a counterpart is whole, and on the CPU.
     """
     if isinstance(value, dict) and not isinstance(value, Counter):
-        others = like if isinstance(like, dict) else {}
-        return {key: placed(item, others.get(key)) for key, item in value.items()}
+        counterparts = like if isinstance(like, dict) else {}
+        return {key: placed(item, counterparts.get(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         pairs = like if isinstance(like, list | tuple) else ()
         return type(value)(map(placed, value, [*pairs, *[None] * len(value)]))
@@ -141,9 +142,9 @@ class StageState:
 
     def parts(self, optimizer: Optimizer) -> dict[str, Any]:
         """The states of this stage, under the names and numbers of the whole model."""
-        own, numbers = optimizer.state_dict(), self._numbers()
-        group = {**own["param_groups"][0], "params": list(range(len(self.parameters)))}
-        state = {numbers[number]: value for number, value in own["state"].items()}
+        whole, numbers = optimizer.state_dict(), self._numbers()
+        group = {**whole["param_groups"][0], "params": list(range(len(self.parameters)))}
+        state = {numbers[number]: value for number, value in whole["state"].items()}
         optimizer_state = {"state": state, "param_groups": [group]}
         return {"model": self._model.state_dict(), "optimizer": optimizer_state}
 
@@ -163,7 +164,7 @@ class StageState:
                 return {}
         weights = {name: value for stage in stages for name, value in stage["model"].items()}
         states = [stage["optimizer"]["state"] for stage in stages]
-        state = {number: value for found in states for number, value in found.items()}
+        state = {number: value for stage_state in states for number, value in stage_state.items()}
         return {
             "model": {name: weights[name] for name in self.keys},
             "optimizer": {"state": state, "param_groups": stages[0]["optimizer"]["param_groups"]},
@@ -178,12 +179,12 @@ class StageState:
         weights = state["model"]
         if odd := weights.keys() ^ set(self.keys):
             raise ValueError(f"{', '.join(sorted(odd)[:6])}: in one of them and not in the other")
-        own = {name: gathered(weights[name]) for name in self._model.state_dict()}
-        self._model.load_state_dict(own)
+        weights_of_stage = {name: gathered(weights[name]) for name in self._model.state_dict()}
+        self._model.load_state_dict(weights_of_stage)
         (group,) = state["optimizer"]["param_groups"]
-        found, numbers = state["optimizer"]["state"], self._numbers()
+        stored, numbers = state["optimizer"]["state"], self._numbers()
         values = {
-            at: gathered(found[number]) for at, number in enumerate(numbers) if number in found
+            at: gathered(stored[number]) for at, number in enumerate(numbers) if number in stored
         }
         groups = [{**group, "params": list(range(len(numbers)))}]
         optimizer.load_state_dict({"state": values, "param_groups": groups})

@@ -66,8 +66,8 @@ class Plans:
             self._mine = self._divide(planner, [plan for _, plan in everyone])
             self._local = local
         whole: dict[str, Any] = {}
-        for one, _ in everyone:
-            _merge(whole, one or {})
+        for values, _ in everyone:
+            _merge(whole, values or {})
         staged = {
             item.index: _on_host(cast("Tensor", planner.resolve_data(item)))
             for item in self._mine.items
@@ -98,10 +98,10 @@ class Plans:
         if self._group.world_size == 1:
             return [mine]
         first = self._group.rank == 0
-        found: list[Any] = [None] * self._group.world_size
+        objects: list[Any] = [None] * self._group.world_size
         with self._group.waiting():
-            dist.gather_object(mine, found if first else None, dst=0)
-        return found if first else []
+            dist.gather_object(mine, objects if first else None, dst=0)
+        return objects if first else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +137,15 @@ class RankPart:
         """On rank 0: describe what all ranks wrote, by write()'s results."""
         if self._metadata is None:
             raise RuntimeError("only rank 0 has the description of all")
-        found = [json.loads(text) for text in written]
+        results = [json.loads(text) for text in written]
         places = {
             MetadataIndex(name, torch.Size(offset)): _StorageInfo(file, start, length)
-            for one in found
-            for name, offset, file, start, length in one["places"]
+            for result in results
+            for name, offset, file, start, length in result["places"]
         }
         about = Metadata(self._metadata.state_dict_metadata, None, places, StorageMeta())
-        files = {name: Digest(*digest) for one in found for name, digest in one["files"].items()}
+        digests = (pair for result in results for pair in result["files"].items())
+        files = {name: Digest(*digest) for name, digest in digests}
         with lasting(draft / METADATA) as stream:
             pickle.dump(about, stream)
         with lasting(draft / OTHERS) as stream:
@@ -168,9 +169,9 @@ class _Staged(DefaultSavePlanner):
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
     """Add what is not there yet; the first of two values counts."""
     for key, value in part.items():
-        there = whole.setdefault(key, value)
-        if isinstance(there, dict) and isinstance(value, dict) and there is not value:
-            _merge(there, value)
+        present = whole.setdefault(key, value)
+        if isinstance(present, dict) and isinstance(value, dict) and present is not value:
+            _merge(present, value)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

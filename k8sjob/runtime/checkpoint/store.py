@@ -251,8 +251,8 @@ class Digest(NamedTuple):
 def measure(file: Path) -> Digest:
     """The digest of a file now; the interpreter's lock is released meanwhile."""
     with opened(file) as stream:
-        found = hashlib.file_digest(stream, "sha256")
-        return Digest(stream.tell(), found.hexdigest())
+        digest = hashlib.file_digest(stream, "sha256")
+        return Digest(stream.tell(), digest.hexdigest())
 
 
 def write_digests(folder: Path, digests: Mapping[str, Digest]) -> None:
@@ -271,7 +271,7 @@ def read_digests(folder: Path) -> dict[str, Digest]:
     """
     content = content_of(folder / DIGESTS)
     try:
-        found = {
+        digests = {
             str(name): Digest(int(digest["size"]), str(digest["sha256"]))
             for name, digest in json.loads(content)["files"].items()
         }
@@ -279,10 +279,10 @@ def read_digests(folder: Path) -> dict[str, Digest]:
         raise ValueError(
             f"it is incomplete or damaged: {DIGESTS} is not a list of digests"
         ) from None
-    for name in found:
+    for name in digests:
         if "/" in name or name in {"", ".", ".."}:
             raise ValueError(f"{DIGESTS} names {name!r:.300}, which is not a file of the folder")
-    return found
+    return digests
 
 
 def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[str]) -> None:
@@ -293,11 +293,11 @@ def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[s
         OSError: one cannot be read.
     """
     for name in names:
-        found = measure(folder / name)
-        if found.size != digests[name].size:
+        digest = measure(folder / name)
+        if digest.size != digests[name].size:
             raise ValueError(
-                f"it is incomplete or damaged: {name} has {found.size} bytes, not"
+                f"it is incomplete or damaged: {name} has {digest.size} bytes, not"
                 f" {digests[name].size}"
             )
-        if found != digests[name]:
+        if digest != digests[name]:
             raise ValueError(f"it is incomplete or damaged: {name} does not match its digest")

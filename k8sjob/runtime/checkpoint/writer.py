@@ -89,10 +89,10 @@ class Background:
 
         It is given up after `patience` seconds without progress.
         """
-        seen, since = -1, time.monotonic()
+        progress, since = -1, time.monotonic()
         while self._then is not None and not self._done.wait(_POLL_S):
-            if (now := self._progress()) != seen:
-                seen, since = now, time.monotonic()
+            if (now := self._progress()) != progress:
+                progress, since = now, time.monotonic()
                 self._beat()
             elif patience is not None and time.monotonic() > since + patience:
                 return False
@@ -249,17 +249,17 @@ class Checkpointer:
 
     def _writes_parts(self, *, sharded: bool) -> bool:
         """Whether each rank is to write its part; the same on all ranks."""
-        wanted = self._form == "sharded" or (self._form == "auto" and sharded)
-        if wanted and not self._looked:
+        asked = self._form == "sharded" or (self._form == "auto" and sharded)
+        if asked and not self._looked:
             self._look()
-        if wanted and not self._shared and not self._warned:
+        if asked and not self._shared and not self._warned:
             self._warned = True
             self._reporter.warn(
                 f"checkpoint.dir {self._checkpoints.folder} is not shared by all ranks: rank 0"
                 " gathers the whole state and writes it; mount one volume there in all replicas,"
                 " and each rank writes its own part"
             )
-        return wanted and self._shared
+        return asked and self._shared
 
     def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
         whole = {**save.others, **held}
@@ -345,8 +345,8 @@ class Checkpointer:
         if not self._leads:
             return _Save(step, began, position, {})
         ranks = {"world_size": self._group.world_size, "streams": streams}
-        others = {**on_host(state), "kind": kind, "step": step, "random": random, **ranks}
-        return _Save(step, began, position, others)
+        common = {**on_host(state), "kind": kind, "step": step, "random": random, **ranks}
+        return _Save(step, began, position, common)
 
     def _write_part(self, part: RankPart, draft: Path, save: _Save, matter: str) -> None:
         """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
@@ -358,10 +358,10 @@ class Checkpointer:
         if not self._leads:
             self._reports.report(matter, str(failure) if failure else written, failed=bool(failure))
             return
-        others = self._reports.collect(matter) if self._group.world_size > 1 else []
+        results = self._reports.collect(matter) if self._group.world_size > 1 else []
         if failure:
             raise failure  # the results of the others are taken before
-        part.finish(draft, save.others, [written, *others])
+        part.finish(draft, save.others, [written, *results])
 
     def _report(self, save: _Save, outcome: Path | Exception | None) -> None:
         if isinstance(outcome, Exception):
@@ -400,7 +400,7 @@ class Checkpointer:
         """
         self.settle()
         self._look()
-        found = integrity.newest_whole(
+        newest = integrity.newest_whole(
             self._checkpoints,
             self._group,
             shared=self._shared,
@@ -410,9 +410,9 @@ class Checkpointer:
         if self._leads:
             with suppress(OSError):
                 self._checkpoints.remove_partial()
-        if found is None:
+        if newest is None:
             return None
-        path, state = found
+        path, state = newest
         if state.get("kind") != kind:
             raise ValueError(
                 f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
@@ -463,7 +463,7 @@ class Checkpointer:
     def _rng_streams(self, rng_stream: int | None) -> list[int]:
         """The number of each rank's random numbers, by rank."""
         mine = self._group.rank if rng_stream is None else rng_stream
-        return [int(other) for (other,) in self._group.table([mine])]
+        return [int(number) for (number,) in self._group.table([mine])]
 
     # --- the state of a loop written by hand ----------------------------------------------------
 
@@ -490,10 +490,10 @@ class Checkpointer:
         self._reporter.emit(EventKind.RESUMED, path=saved.path, step=saved.step)
         self.restore_random(saved)
         state = saved.state["state"]
-        found: dict[str, Any] = (
+        loaded: dict[str, Any] = (
             gathered(state) if like is None else _model_state().placed(state, like)
         )
-        return found
+        return loaded
 
     def _agree_on_divided(self, state: dict[str, Any]) -> bool:
         """Whether there are distributed tensors in a state; on all ranks or on none."""

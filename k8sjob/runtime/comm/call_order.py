@@ -142,9 +142,9 @@ class CallOrder:
                 )
             if waited > look:
                 look *= 2
-                found = disagreement(self._rank, call, self._published(store))
-                if found and not store.check([key]):
-                    raise CallOrderError(found)
+                message = disagreement(self._rank, call, self._published(store))
+                if message and not store.check([key]):
+                    raise CallOrderError(message)
             time.sleep(pause)
             pause = min(pause * 1.5, TIMEOUTS.poll)
 
@@ -155,35 +155,36 @@ class CallOrder:
 
     def _published(self, store: Store) -> dict[int, Call]:
         ranks = range(self._first, self._first + self._group.world_size)
-        there = [rank for rank in ranks if store.check([f"call/{rank}"])]
-        return {rank: Call(*json.loads(store.get(f"call/{rank}"))) for rank in there}
+        published = [rank for rank in ranks if store.check([f"call/{rank}"])]
+        return {rank: Call(*json.loads(store.get(f"call/{rank}"))) for rank in published}
 
 
-def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
+def disagreement(rank: int, mine: Call, calls: Mapping[int, Call]) -> str:
     """The calls of other ranks for which `rank` waits in vain at `mine`; empty: they may yet come.
 
-    `others` has the last calls of all ranks; they may have made more by now.
+    `calls` has the last ones of all ranks; they may have made more by now.
     """
     mine = _shown(mine)
-    here = {other: call for other, call in others.items() if call.number >= mine.number}
-    here[rank] = mine
+    waiting = {member: call for member, call in calls.items() if call.number >= mine.number}
+    waiting[rank] = mine
     # No rank goes past a call to which not all have come, except by making another call.
-    if all(call[:3] == mine[:3] for call in here.values()):
+    if all(call[:3] == mine[:3] for call in waiting.values()):
         return ""
-    alike = len({call[:2] for call in here.values()}) == 1
+    alike = len({call[:2] for call in waiting.values()}) == 1
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for other, call in sorted(here.items()):
-        groups[call.in_words(detailed=alike)].append(other)
-    found = " where ".join(f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
+    for member, call in sorted(waiting.items()):
+        groups[call.in_words(detailed=alike)].append(member)
+    groups_in_words = (f"{ranks_in_words(ranks)} {words}" for words, ranks in groups.items())
+    text = " where ".join(groups_in_words)
     if alike:
-        return f"{found}; it must be the same on all ranks"
+        return f"{text}; it must be the same on all ranks"
     return (
-        f"{found}; all ranks must make the same calls in the same order, also where only rank 0 "
+        f"{text}; all ranks must make the same calls in the same order, also where only rank 0 "
         "uses the result: check the code under `if job.is_main:`"
     )
 
 
 def _shown(call: Call) -> Call:
     """With the file as its author knows it, below the working directory without that."""
-    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109 - a string
-    return call._replace(file=frames.with_user_paths(call.file).removeprefix(here))
+    folder = f"{os.getcwd()}{os.sep}"  # noqa: PTH109 - a string
+    return call._replace(file=frames.with_user_paths(call.file).removeprefix(folder))

@@ -44,26 +44,26 @@ def local_device(env: DistEnv) -> torch.device:
     return torch.device("cpu")
 
 
-def backend_for(wanted: str | None, device: torch.device) -> str:
-    """The backend that this rank could use: `wanted`, or by its device nccl or gloo.
+def backend_for(backend: str | None, device: torch.device) -> str:
+    """The backend that this rank could use: `backend`, or by its device nccl or gloo.
 
     Raises:
         EnvError: this torch has no such backend, or it cannot work here.
     """
-    if wanted is None:
+    if backend is None:
         return "nccl" if device.type == "cuda" else "gloo"
-    if not dist.is_backend_available(wanted):
+    if not dist.is_backend_available(backend):
         raise EnvError(
-            f"backend {wanted!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
+            f"backend {backend!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
             "on GPUs, or remove the backend"
         )
-    if wanted == "nccl" and device.type != "cuda":
+    if backend == "nccl" and device.type != "cuda":
         raise EnvError(
             f"backend 'nccl' needs a GPU for each process of a node, and this one has "
             f"{torch.cuda.device_count()}; request GPUs (resources.gpus), use gloo, or remove the "
             "backend"
         )
-    return wanted
+    return backend
 
 
 def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
@@ -72,10 +72,10 @@ def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
     if proposed == {"nccl"}:
         owners: dict[tuple[str, str], int] = {}
         for info in infos:
-            other = owners.setdefault((info.host, info.gpu), info.rank)
-            if info.gpu and other != info.rank:
+            owner = owners.setdefault((info.host, info.gpu), info.rank)
+            if info.gpu and owner != info.rank:
                 return "gloo", (
-                    f"ranks {other} and {info.rank} share one GPU on {info.host}, which nccl "
+                    f"ranks {owner} and {info.rank} share one GPU on {info.host}, which nccl "
                     "refuses: all ranks use their CPUs with gloo; start no more processes than GPUs"
                 )
         return "nccl", ""
@@ -167,13 +167,13 @@ class Group:
         lengths = [int(length) for (length,) in self.table([flat.shape[0]])]
         padded = flat.new_zeros((max(lengths), *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
-        wanted = to in {None, self.rank}
-        parts = [torch.empty_like(padded) for _ in range(self.world_size if wanted else 0)]
+        receives = to in {None, self.rank}
+        parts = [torch.empty_like(padded) for _ in range(self.world_size if receives else 0)]
         with self.waiting():
             if to is None:
                 dist.all_gather(parts, padded)
             else:
-                dist.gather(padded, parts if wanted else None, dst=to)
+                dist.gather(padded, parts if receives else None, dst=to)
         cut = [part[:length] for part, length in zip(parts, lengths, strict=False)]
         return [(part[0] if tensor.ndim == 0 else part).to(tensor.device) for part in cut]
 

@@ -134,23 +134,23 @@ def _publish_result(
 ) -> None:
     """Rank 0: publish that all may go, or which ranks are missing since `began`."""
     missing = _missing(store, world_size)
-    here = [rank for rank in range(world_size) if rank not in missing]
+    present = [rank for rank in range(world_size) if rank not in missing]
     result: dict[str, Any] = {"missing": missing}
     if missing:
         result["message"] = (
             f"{ranks_in_words(missing)} of {world_size} did not join within "
-            f"{time.monotonic() - began:.0f} s; here: {ranks_in_words(here)}. Look at the logs of "
-            "those replicas, or raise the rendezvous timeout if they are still being scheduled"
+            f"{time.monotonic() - began:.0f} s; here: {ranks_in_words(present)}. Look at the logs "
+            "of those replicas, or raise the rendezvous timeout if they are still being scheduled"
         )
     else:
-        infos = [RankInfo(**json.loads(store.get(f"here/{rank}"))) for rank in here]
+        infos = [RankInfo(**json.loads(store.get(f"here/{rank}"))) for rank in present]
         result["error"] = _disagreement(infos)
         result["backend"], result["remark"] = choose(infos)
     store.set(_GO, json.dumps(result))
     if missing or result["error"]:
         # The store ends with rank 0: leave when the others know why.
         until = time.monotonic() + TIMEOUTS.lead / 3
-        heard = [f"heard/{rank}" for rank in here if rank != 0]
+        heard = [f"heard/{rank}" for rank in present if rank != 0]
         while time.monotonic() < until and not all(store.check([key]) for key in heard):
             time.sleep(TIMEOUTS.poll)
 

@@ -24,11 +24,11 @@ def seed_all(seed: int, rank: int | None = None) -> None:
 
     Without a rank all draw the same numbers (the model's start), else each rank its own (dropout).
     """
-    own = seed if rank is None else of_rank(seed, rank)
-    torch.manual_seed(own)
-    random.seed(own)
+    rank_seed = seed if rank is None else of_rank(seed, rank)
+    torch.manual_seed(rank_seed)
+    random.seed(rank_seed)
     if numpy := _numpy():
-        numpy.random.seed(own % 2**32)
+        numpy.random.seed(rank_seed % 2**32)
 
 
 def of_rank(seed: int, rank: int) -> int:
@@ -88,10 +88,10 @@ def capture(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     if numpy := _numpy():
-        found = numpy.random.get_state(legacy=False)
-        if found["bit_generator"] == "MT19937":  # numpy's own; others have states of other forms
-            inner = found["state"]
-            numbers = [*inner["key"].tolist(), inner["pos"], found["has_gauss"], found["gauss"]]
+        whole = numpy.random.get_state(legacy=False)
+        if whole["bit_generator"] == "MT19937":  # numpy's own; others have states of other forms
+            inner = whole["state"]
+            numbers = [*inner["key"].tolist(), inner["pos"], whole["has_gauss"], whole["gauss"]]
             state["numpy"] = torch.tensor(numbers, dtype=torch.float64)
     return state
 
