@@ -69,7 +69,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "message": "" if found else status.message,
         **times,
         **moments(recorded=snapshot.at),
-        "environment": environment(reached.group),
+        "environment": environment(reached.last_group),
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }

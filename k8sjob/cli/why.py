@@ -66,7 +66,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     if backend.recorded:
         from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - only for records
 
-        if ran := environment(read_reached(backend, snapshot).group):
+        if ran := environment(read_reached(backend, snapshot).last_group):
             line(f"ran: {ran}")
     state = job_status(snapshot).state
     if found:

@@ -69,8 +69,8 @@ class Reached(Training):
     """
 
     history: list[dict[str, str | float]] = field(default_factory=list)
-    _at: list[tuple[int, int]] = field(default_factory=list)
-    _now: tuple[int, int] = (0, 0)
+    _at: list[tuple[float, float]] = field(default_factory=list)
+    _now: tuple[float, float] = (0.0, 0.0)
 
     def add(self, event: Event) -> None:
         """Take in one event."""

@@ -111,7 +111,8 @@ class Training:
     """The state of a training by its events so far, of all replicas or of the one that reports.
 
     Attributes:
-        group: the process group: world_size, backend, device, ...
+        group: the process group: world_size, backend, device, ...; empty until this start has one.
+        last_group: the last one that was formed, by whichever start.
         restarts: how often the processes were started again, within their containers as well.
         progress: the last report of this start.
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
@@ -128,6 +129,7 @@ class Training:
     """
 
     group: dict[str, str | float] = field(default_factory=dict)
+    last_group: dict[str, str | float] = field(default_factory=dict)
     restarts: int = 0
     progress: Progress = field(default_factory=Progress)
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -160,7 +162,7 @@ class Training:
             case EventKind.STARTING:
                 self._start(text(event.replica), data)
             case EventKind.STARTED:
-                self.group = numbers_and_texts(data)
+                self.group = self.last_group = numbers_and_texts(data)
                 self.end_start()
             case EventKind.PROGRESS:
                 self._advance(Progress.of(data, event.time))

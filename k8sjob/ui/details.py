@@ -87,7 +87,7 @@ def history(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
         name: list(zip(*points[:: -(-len(points) // MOST_POINTS)], strict=True))
         for name, points in reached.numbers().items()
     }
-    return {"curves": curves, "group": reached.group, "metrics": reached.metrics}
+    return {"curves": curves, "group": reached.last_group, "metrics": reached.metrics}
 
 
 def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:

@@ -74,8 +74,10 @@ def test_restarts_within_a_container_count(kind):
 def test_another_start_has_nothing_of_the_earlier_one(kind):
     stopping = Event(EventKind.STOPPING, {"signal": "SIGTERM"}, 8.5)
     again = {"phase": "python", "restart": 1}
-    now = training_of(progress(1, 5, time=8.0), stopping, Event(kind, again, 9.0))
+    group = Event(EventKind.STARTED, {"world_size": 2}, 7.0)
+    now = training_of(group, progress(1, 5, time=8.0), stopping, Event(kind, again, 9.0))
     assert (now.stopping, now.progress, now.restarts) == (False, Progress(), 1)
+    assert (now.group, now.last_group) == ({}, {"world_size": 2})
     late = training_of(progress(1, 5, time=8.0), stopping, Event(kind, again, 7.0))
     assert (late.stopping, late.progress.epoch) == (True, 2)
 
