@@ -79,58 +79,59 @@ class Measured:
     copies: bool = False
     optimizer_class: str = ""
 
-    def at(self, batch: int, other: Measured | None) -> Measured:
+    def at(self, batch: int, second: Measured | None) -> Measured:
         """With another batch size, on the line through this measurement and another one."""
-        if other is None or other.batch == self.batch:
+        if second is None or second.batch == self.batch:
             if batch == self.batch:
                 return self
             raise ValueError("one measurement gives one batch size")
-        share = (batch - self.batch) / (other.batch - self.batch)
+        share = (batch - self.batch) / (second.batch - self.batch)
 
-        def between(one: int, two: int) -> int:
-            return max(round(one + share * (two - one)), 0)
+        def between(low: int, high: int) -> int:
+            return max(round(low + share * (high - low)), 0)
 
         values: dict[str, Any] = {
-            name: between(getattr(self, name), getattr(other, name))
+            name: between(getattr(self, name), getattr(second, name))
             for name in ("inputs", "activations", "retained")
         }
         blocks = self.blocks
-        if len(blocks) == len(other.blocks):
+        if len(blocks) == len(second.blocks):
             blocks = tuple(
-                one._replace(activations=between(one.activations, two.activations))
-                for one, two in zip(blocks, other.blocks, strict=True)
+                block._replace(activations=between(block.activations, larger.activations))
+                for block, larger in zip(blocks, second.blocks, strict=True)
             )
         return replace(self, batch=batch, blocks=blocks, **values)
 
 
-def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:
+def peak(model: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:
     """Bytes of a rank at its peak, by part: those that are at their largest together.
 
     Args:
-        one: the bare model with the batch of a rank.
+        model: the bare one, with the batch of a rank.
         strategy: ddp or fsdp.
         ranks: over which fsdp divides parameters, gradients and optimizer state.
         reshard: fsdp lets go of a block after its forward pass.
     """
     parts = 1 if strategy == "ddp" else ranks
-    held = {"parameters": one.parameters // parts, "buffers": one.buffers,
-            "optimizer": one.optimizer // parts, "inputs": one.inputs}  # fmt: skip
+    held = {"parameters": model.parameters // parts, "buffers": model.buffers,
+            "optimizer": model.optimizer // parts, "inputs": model.inputs}  # fmt: skip
     if parts == 1:
-        copied = ranks > 1 and one.copies
+        copied = ranks > 1 and model.copies
         # Buckets exist all the time; without them gradients come as activations go.
-        backward = one.activations if ranks > 1 and not copied else one.retained - one.gradients
-        buckets = one.gradients if copied else 0
+        bucketed = ranks > 1 and not copied
+        backward = model.activations if bucketed else model.retained - model.gradients
+        buckets = model.gradients if copied else 0
         moments = [
-            {"gradients": one.gradients, "buckets": buckets, "activations": max(backward, 0)}
+            {"gradients": model.gradients, "buckets": buckets, "activations": max(backward, 0)}
         ]
-        step = {"gradients": one.gradients, "buckets": buckets, "workspace": one.step}
+        step = {"gradients": model.gradients, "buckets": buckets, "workspace": model.step}
     else:
-        moments = list(_sharded(one.blocks, ranks, reshard=reshard))
-        step = {"gradients": one.gradients // ranks, "workspace": one.step // ranks}
+        moments = list(_sharded(model.blocks, ranks, reshard=reshard))
+        step = {"gradients": model.gradients // ranks, "workspace": model.step // ranks}
     most = max([*moments, step], key=lambda moment: sum(moment.values()))
     kinds = ("gradients", "buckets", "activations", "gathered", "workspace")
-    found = {**held, **{kind: most.get(kind, 0) for kind in kinds}}
-    return {**found, "total": sum(found.values())}
+    by_part = {**held, **{kind: most.get(kind, 0) for kind in kinds}}
+    return {**by_part, "total": sum(by_part.values())}
 
 
 def _sharded(
@@ -141,19 +142,19 @@ def _sharded(
     A block is there whole, and its gradients; the next one is gathered ahead, and of the one
     before the input of the reduce-scatter is kept. What is in no block stays whole throughout.
     """
-    *inner, rest = blocks
-    kept = 0 if reshard else sum(one.parameters for one in inner)
+    *inner, outside = blocks
+    unsharded = 0 if reshard else sum(block.parameters for block in inner)
     done = 0
     for index, block in enumerate(inner):
         before = inner[index - 1].gradients if index else 0
         ahead = inner[index + 1].parameters if index + 1 < len(inner) else 0
-        whole = block.parameters + ahead if reshard else kept
-        gathered = rest.parameters + whole + block.gradients + block.outside + before
+        whole = block.parameters + ahead if reshard else unsharded
+        gathered = outside.parameters + whole + block.gradients + block.outside + before
         yield {"gradients": done // ranks, "activations": block.activations, "gathered": gathered}
         done += block.gradients
     last = inner[-1].gradients if inner else 0
-    gathered = rest.parameters + rest.gradients + last + kept
-    yield {"gradients": done // ranks, "activations": rest.activations, "gathered": gathered}
+    gathered = outside.parameters + outside.gradients + last + unsharded
+    yield {"gradients": done // ranks, "activations": outside.activations, "gathered": gathered}
 
 
 def gpu_memory(product: str) -> int | None:
@@ -216,10 +217,10 @@ def fit(
             _run(plan, temporary / str(scale), forking, options | {"scale": scale})
             for scale in (1, 2)
         )
-    other = second if second.batch != first.batch else None
+    doubled = second if second.batch != first.batch else None
     half = max(first.batch // 2, 1)
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
-    if other is None:
+    if doubled is None:
         if batch_sizes and sizes != [first.batch]:
             raise BackendError(
                 f"--batch-sizes: the script has batches of {first.batch} that come from no"
@@ -232,7 +233,7 @@ def fit(
     reshard = getattr(strategy, "reshard", True)
 
     def parts_of(kind: str, batch: int) -> dict[str, int]:
-        return peak(first.at(batch, other), kind, divided, reshard=reshard)
+        return peak(first.at(batch, doubled), kind, divided, reshard=reshard)
 
     def total_of(kind: str, batch: int) -> int:
         return parts_of(kind, batch)["total"]
@@ -245,7 +246,7 @@ def fit(
                          "fits": None if room is None else total <= room,
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
         largest[kind] = None
-        if room is not None and other is not None:
+        if room is not None and doubled is not None:
             largest[kind] = largest_batch(partial(total_of, kind), room)
     advice = "Give --gpu-memory, or set resources.gpu_type, to see what fits."
     if room is not None:

@@ -128,7 +128,7 @@ def run_rank(
 
 
 def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> dict[str, Any]:
-    alive, failed, hung, seen = dict(children), dict[int, int](), False, (0, 0)
+    alive, failed, hung, progress = dict(children), dict[int, int](), False, (0, 0)
     begun = quiet_since = looked = recorded = time.monotonic()
     while True:
         for rank, pid in list(alive.items()):
@@ -142,10 +142,10 @@ def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> d
         if now - looked > _SAMPLE:
             looked = now
             sizes = [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
-            if sum(sizes) != seen[0]:
+            if sum(sizes) != progress[0]:
                 recorded = now
-            if (sum(sizes), len(alive)) != seen or any(map(_is_active, alive.values())):
-                seen, quiet_since = (sum(sizes), len(alive)), now
+            if (sum(sizes), len(alive)) != progress or any(map(_is_active, alive.values())):
+                progress, quiet_since = (sum(sizes), len(alive)), now
         if now - quiet_since > (_GRACE if failed else request["quiet"]):
             hung = not failed
             break

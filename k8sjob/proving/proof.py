@@ -220,20 +220,20 @@ class _Runs:
         limit = done if many.traces[0].end["how"] == "enough" else self._steps
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
         single = Layout(1, 1)
-        one = self._run("one", single, **options)
+        alone = self._run("one", single, **options)
         losses = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
-        if any(len(step.losses) == sum(losses) > 0 for step in one.traces[0].steps[:1]):
+        if any(len(step.losses) == sum(losses) > 0 for step in alone.traces[0].steps[:1]):
             # It does the backward passes of all ranks for a step.
-            one = self._run("single", single, **options, joined=False)
+            alone = self._run("single", single, **options, joined=False)
         again, hashed = self._run("again", layout, hashes=self._hashes), None
         if self._hashes and not repeats(many, again):
             again, hashed = self._run("repeated", layout), again
         files = [Path(event["folder"]) for trace in many.traces for event in trace.of("snapshot")]
         if not files:
-            return Evidence(many, one, again, hashed=hashed)
+            return Evidence(many, alone, again, hashed=hashed)
         resumed = self._run("resumed", layout, files=files)
         moved = self._run("moved", single, files=files, steps=1)
-        return Evidence(many, one, again, resumed, moved, hashed)
+        return Evidence(many, alone, again, resumed, moved, hashed)
 
     def _run(
         self, name: str, layout: Layout, *, files: Sequence[Path] = (), **options: Any

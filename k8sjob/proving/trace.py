@@ -59,7 +59,7 @@ class Pass:
 
     def samples(self, kind: str) -> list[int]:
         """Its samples, as "ids", "raw", "digests" or "slices"."""
-        return [one for batch in self.batches for one in getattr(batch, kind) or ()]
+        return [sample for batch in self.batches for sample in getattr(batch, kind) or ()]
 
 
 Step = SimpleNamespace
@@ -121,11 +121,11 @@ class Trace:
         return self._evaluation
 
     def _close_evaluation(self) -> None:
-        found, self._evaluation = self._evaluation, None
-        if found is not None:
-            found.passes = [key for key in found.passes if not self.passes[key].trained]
-            if found.passes or found.reductions:
-                self.evaluations.append(found)
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            evaluation.passes = [key for key in evaluation.passes if not self.passes[key].trained]
+            if evaluation.passes or evaluation.reductions:
+                self.evaluations.append(evaluation)
 
     def _on_data(self, event: _Event) -> None:
         key, kind = (event["loader"], event["number"]), event["kind"]
@@ -212,17 +212,17 @@ class TracedRun:
         """The kinds of batch normalization in the models."""
         return {name for trace in self.traces for model in trace.models for name in model["norms"]}
 
-    def whole(self, step: int, what: str) -> list[Sketch | None]:
+    def whole(self, step: int, when: str) -> list[Sketch | None]:
         """The sketches of all parameters at a step: "before", "grads" or "after"."""
-        mine: Sequence[Sketch | None] = getattr(self.traces[0].steps[step], what)
+        mine: Sequence[Sketch | None] = getattr(self.traces[0].steps[step], when)
         if not self.sharded:
             return list(mine)
         rows = [
-            getattr(trace.steps[step], what) for trace in self.traces if len(trace.steps) > step
+            getattr(trace.steps[step], when) for trace in self.traces if len(trace.steps) > step
         ]
         return [
             None
-            if any(one is None for one in column)
+            if any(sketch is None for sketch in column)
             else [sum(v) for v in zip(*column, strict=True)]
             for column in zip(*rows, strict=True)
         ]
@@ -233,9 +233,9 @@ def norm(sketch: Sketch) -> float:
     return math.sqrt(max(sketch[0], 0.0))
 
 
-def distance(one: Sketch, other: Sketch) -> float:
+def distance(first: Sketch, second: Sketch) -> float:
     """About the length of the difference of two tensors."""
-    parts = [(a - b) ** 2 for a, b in zip(one[1:], other[1:], strict=True)]
+    parts = [(a - b) ** 2 for a, b in zip(first[1:], second[1:], strict=True)]
     return math.sqrt(sum(parts) / len(parts))
 
 
@@ -248,36 +248,36 @@ def update(before: Sequence[Sketch], after: Sequence[Sketch]) -> list[Sketch]:
 
 def length(sketches: Sequence[Sketch | None]) -> float:
     """The length of several tensors together."""
-    return math.sqrt(sum(norm(one) ** 2 for one in sketches if one))
+    return math.sqrt(sum(norm(sketch) ** 2 for sketch in sketches if sketch))
 
 
-def changed(one: Sketch, other: Sketch | None) -> bool:
+def changed(first: Sketch, second: Sketch | None) -> bool:
     """Whether two copies of a weight differ."""
-    return other is not None and distance(one, other) > 1e-5 * (norm(one) + 1e-12)
+    return second is not None and distance(first, second) > 1e-5 * (norm(first) + 1e-12)
 
 
 def worst(
-    ones: Sequence[Sketch | None], others: Sequence[Sketch | None], tolerance: float, floor: float
+    first: Sequence[Sketch | None], second: Sequence[Sketch | None], tolerance: float, floor: float
 ) -> int | None:
     """The index of the tensor that differs most; None: they differ by rounding only.
 
     Args:
-        ones: None is a tensor of zeros.
-        others: as many.
+        first: None is a tensor of zeros.
+        second: as many.
         tolerance: relative to the length of a tensor.
         floor: the length that a shorter one is taken for.
     """
-    at, gap = largest_gap(ones, others, floor)
+    at, gap = largest_gap(first, second, floor)
     return at if gap > tolerance else None
 
 
 def largest_gap(
-    ones: Sequence[Sketch | None], others: Sequence[Sketch | None], floor: float
+    first: Sequence[Sketch | None], second: Sequence[Sketch | None], floor: float
 ) -> tuple[int, float]:
     """The index of the tensor that differs most, and its difference relative to its length."""
     at, most = 0, 0.0
-    for index, pair in enumerate(zip(ones, others, strict=False)):
-        a, b = (one or _ZERO for one in pair)
+    for index, pair in enumerate(zip(first, second, strict=False)):
+        a, b = (sketch or _ZERO for sketch in pair)
         gap = distance(a, b) / max(norm(a), norm(b), floor)
         if not math.isfinite(gap):
             gap = 1e9 if math.isfinite(norm(a)) or math.isfinite(norm(b)) else 0.0
@@ -288,15 +288,15 @@ def largest_gap(
 
 def mean(parts: Sequence[Sequence[Sketch | None]]) -> list[Sketch | None] | None:
     """The mean of the ranks' tensors; None: a rank lacks one."""
-    if any(one is None for part in parts for one in part):
+    if any(sketch is None for part in parts for sketch in part):
         return None
     columns = zip(*parts, strict=True)
     return [[sum(v) / len(parts) for v in zip(*column, strict=True)] for column in columns]
 
 
-def shown(one: Sketch | None, other: Sketch | None) -> tuple[float, float]:
+def shown(first: Sketch | None, second: Sketch | None) -> tuple[float, float]:
     """Two numbers that show the difference: the lengths, or projections where those agree."""
-    a, b = one or _ZERO, other or _ZERO
+    a, b = first or _ZERO, second or _ZERO
     lengths = norm(a), norm(b)
     return lengths if abs(lengths[0] - lengths[1]) > 1e-4 * max(lengths) else (a[1], b[1])
 
@@ -305,10 +305,10 @@ def shares(
     target: Sequence[Sketch | None], parts: Sequence[Sequence[Sketch | None]]
 ) -> tuple[list[float], float]:
     """The weight of each part in the target by least squares, and the relative residual."""
-    rows = [[v for one in part for v in (one or _ZERO)[1:]] for part in parts]
-    goal = [v for one in target for v in (one or _ZERO)[1:]]
+    rows = [[v for sketch in part for v in (sketch or _ZERO)[1:]] for part in parts]
+    goal = [v for sketch in target for v in (sketch or _ZERO)[1:]]
     size = len(rows)
-    table = [[_dot(row, other) for other in (*rows, goal)] for row in rows]
+    table = [[_dot(row, column) for column in (*rows, goal)] for row in rows]
     for i in range(size):
         pivot = max(range(i, size), key=lambda r: abs(table[r][i]))
         table[i], table[pivot] = table[pivot], table[i]
@@ -318,11 +318,11 @@ def shares(
             if r != i:
                 factor = table[r][i] / table[i][i]
                 table[r] = [a - factor * b for a, b in zip(table[r], table[i], strict=True)]
-    found = [table[i][size] / table[i][i] for i in range(size)]
-    sums = (_dot(found, column) for column in zip(*rows, strict=True))
-    left = [a - b for a, b in zip(goal, sums, strict=True)]
-    return found, math.sqrt(_dot(left, left)) / (math.sqrt(_dot(goal, goal)) or 1e-30)
+    weights = [table[i][size] / table[i][i] for i in range(size)]
+    sums = (_dot(weights, column) for column in zip(*rows, strict=True))
+    residual = [a - b for a, b in zip(goal, sums, strict=True)]
+    return weights, math.sqrt(_dot(residual, residual)) / (math.sqrt(_dot(goal, goal)) or 1e-30)
 
 
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def _dot(row: Sequence[float], column: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(row, column, strict=True))

@@ -70,7 +70,7 @@ def strayed(gaps, drift):
     first, second = (scaled(MEAN, 1 + gap) for gap in gaps)
     after = [vector(1.0 + drift, 1.0, 1.0)]
     later = step(1, second, second, sizes=[8], before=after, after=after)
-    return {"many": ranks(2), "one": alone(step(0, first, first, sizes=[8], after=after), later)}
+    return {"many": ranks(2), "alone": alone(step(0, first, first, sizes=[8], after=after), later)}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_layout_of_a_job_is_its_own_or_a_smaller_one_of_the_same_kind(replic
 def test_a_restart_that_fails_on_one_process_only_is_a_note(evidence):
     many = ranks()
     many[0][-1:] = [{"kind": "snapshot", "step": 1, "folder": ""}, DONE]
-    found = evidence(many=many, one=alone(ONE), resumed=ranks(0), moved=[[RAISED]])
+    found = evidence(many=many, alone=alone(ONE), resumed=ranks(0), moved=[[RAISED]])
     assert first_difference(found) is None
     assert "KeyError" in next(notes(found))
     assert any("restart" in part for part in not_compared(found))  # it reads no checkpoint
@@ -132,7 +132,7 @@ def test_a_restart_that_fails_on_one_process_only_is_a_note(evidence):
     ],
 )
 def test_what_cannot_be_compared_has_a_reason(evidence, changes, reason):
-    found = evidence(many=ranks(), one=alone(ONE | changes))
+    found = evidence(many=ranks(), alone=alone(ONE | changes))
     assert found.compared == (0, f"at step 0 {reason}")
 
 
@@ -153,7 +153,7 @@ def test_times_are_no_results_of_an_evaluation(many, one, differing):
 
 def test_a_proof_of_nothing_is_none(evidence):
     with pytest.raises(BackendError, match="none can be compared with one process: there are 0"):
-        _proof(evidence(many=ranks(), one=alone()), Layout(1, 2), Layout(1, 2))
+        _proof(evidence(many=ranks(), alone=alone()), Layout(1, 2), Layout(1, 2))
 
 
 def test_one_of_two_gradients_that_is_divided_once_more(evidence):
@@ -162,17 +162,17 @@ def test_one_of_two_gradients_that_is_divided_once_more(evidence):
         event.update(names, local=[OWN[rank], scaled(OWN[1 - rank], 2)], grads=[MEAN, MEAN])
     both = [MEAN, scaled(MEAN, 2)]
     single = alone(ONE | names | {"local": both, "grads": both})
-    assert first_difference(evidence(many=many, one=single)).cause == "gradient-averaged-twice"
+    assert first_difference(evidence(many=many, alone=single)).cause == "gradient-averaged-twice"
 
 
 def test_a_script_that_starts_another_number_of_processes(evidence):
-    proof = _proof(evidence(many=ranks(), one=alone(ONE)), Layout(1, 3), Layout(1, 3))
+    proof = _proof(evidence(many=ranks(), alone=alone(ONE)), Layout(1, 3), Layout(1, 3))
     assert (proof.equal, proof.processes, proof.layout) == (True, 2, "1 node x 2 processes")
     assert "the script starts 2 itself" in proof.message
 
 
 def test_a_proof_says_which_steps_were_compared(evidence):
-    proof = _proof(evidence(many=ranks(2), one=alone(ONE)), Layout(16, 8), Layout(1, 2))
+    proof = _proof(evidence(many=ranks(2), alone=alone(ONE)), Layout(16, 8), Layout(1, 2))
     assert (proof.equal, proof.steps) == (True, 1)
     assert "16 nodes x 8 processes" in proof.not_compared[0]
     assert "the ranks agree over 2 steps, and there are 1 steps with one process" in proof.message

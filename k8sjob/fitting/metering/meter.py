@@ -78,11 +78,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         """Compute, and count the storages of the result that are new."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its parts, and these come here, too
-        known = {id(s) for s in _storages((args, kwargs))} if self._active else set()
+        existing = {id(s) for s in _storages((args, kwargs))} if self._active else set()
         result = func(*args, **(kwargs or {}))
         if self._active:
             for storage in _storages(result):
-                if id(storage) not in known and id(storage) not in self._live:
+                if id(storage) not in existing and id(storage) not in self._live:
                     self._live[id(storage)] = storage.nbytes()
                     self._log.append(_Change(id(storage), storage.nbytes()))
                     weakref.finalize(storage, self._free, id(storage)).atexit = False
@@ -136,7 +136,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         wrap(ShardSampler, "__init__", larger)
         wrap(DistributedDataParallel, "forward", bypass)  # its buckets are computed
         wrap((distributed_c10d, dist), "init_process_group", start)
-        wrap(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
+        wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
@@ -150,7 +150,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
                 if parameter.requires_grad and parameter not in self._hooked:
                     self._hooked.add(parameter)
                     parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]  # as above
-        tensors = [one for one in pytree.tree_leaves(args) if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
         if not self._active:
             self._inputs = max(sum(_bytes(tensors)), self._read)
             self._batch = max(self._batch, next((len(t) for t in tensors if t.dim()), 1))
@@ -239,15 +239,15 @@ def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> li
     owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
     missing = [{id(p) for p in block.parameters() if p.requires_grad} for block in blocks]
     outside = {id(p): p for p in model.parameters() if id(p) not in owner}
-    gradients, live, there = _gradients(log), dict[int, int](), set[int]()
+    gradients, live, outside_ready = _gradients(log), dict[int, int](), set[int]()
     now = most = 0
-    found = []
+    phases = []
 
     def add(parameters: Iterable[Tensor]) -> None:
         each = list(parameters)
         trained = sum(_bytes(p for p in each if p.requires_grad))
-        ready = sum(_bytes(outside[key] for key in there))
-        found.append([sum(_bytes(each)), trained, most, ready])
+        ready = sum(_bytes(outside[key] for key in outside_ready))
+        phases.append([sum(_bytes(each)), trained, most, ready])
 
     for index, change in enumerate(log):
         if change.parameter is None and index not in gradients:
@@ -256,26 +256,26 @@ def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> li
                 live[change.key] = change.bytes
             most = max(most, now)
         elif (key := id(change.parameter)) in outside:
-            there.add(key)
+            outside_ready.add(key)
         elif key in owner and key in missing[block := owner[key]]:
             missing[block].discard(key)
             if not missing[block]:
                 add(blocks[block].parameters())
                 most = now
     add(outside.values())
-    return found
+    return phases
 
 
 def _gradients(log: list[_Change]) -> set[int]:
     """Where storages are made that become gradients: they count as such from their beginning."""
-    becomes, found = set[int](), set[int]()
+    becomes, positions = set[int](), set[int]()
     for index, change in reversed(list(enumerate(log))):
         if change.parameter is not None:
             becomes.add(change.key)
         elif change.bytes > 0 and change.key in becomes:
             becomes.discard(change.key)
-            found.add(index)
-    return found
+            positions.add(index)
+    return positions
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

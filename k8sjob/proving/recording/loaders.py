@@ -40,9 +40,9 @@ def describe(loader: Any) -> dict[str, Any]:
     groups = getattr(loader, "batch_sampler", None)
     inner = getattr(groups, "sampler", None) or getattr(groups, "_sampler", None) or sampler
     base: Any = BaseData(loader).dataset
-    known, _ = own = _fingerprint(base)
+    fingerprint, _ = own_fingerprint = _fingerprint(base)
     if base is not loader.dataset:
-        own = _fingerprint(loader.dataset)
+        own_fingerprint = _fingerprint(loader.dataset)
     return {
         "length": _or_none(len, loader.dataset),
         "batches": _or_none(len, loader),
@@ -53,8 +53,8 @@ def describe(loader: Any) -> dict[str, Any]:
         "sampler": type(inner).__name__,
         "replicas": getattr(inner, "num_replicas", None),
         "shuffles": any(map(_shuffles, (inner, groups))),
-        "data": known,
-        "own": own[0] if own[1] else None,
+        "data": fingerprint,
+        "own": own_fingerprint[0] if own_fingerprint[1] else None,
         "epochs": _epochs(base) if loader.persistent_workers else {},
     }
 
@@ -78,12 +78,12 @@ def _fingerprint(source: Any) -> tuple[int | None, bool]:
     if isinstance(source, data.IterableDataset):
         return None, False
     with contextlib.suppress(Exception):  # a data set may be anything
-        size, seen = len(source), [list[int](), list[int]()]
-        for one in seen:
+        size, digests = len(source), [list[int](), list[int]()]
+        for samples in digests:
             for index in sorted({0, size // 3, size // 2, size - 1}):
                 rng.seed_all(index)
-                one.append(digest(source[index]))
-        return digest([type(source).__name__, size, *seen[0]]), seen[0] == seen[1]
+                samples.append(digest(source[index]))
+        return digest([type(source).__name__, size, *digests[0]]), digests[0] == digests[1]
     return None, False
 
 
@@ -95,8 +95,8 @@ def _shuffles(sampler: Any) -> bool:
 
 def _epochs(source: Any) -> dict[str, int]:
     """The epoch that a data set keeps, of which persistent workers have a copy."""
-    own = getattr(source, "__dict__", {})
-    return {name: n for name, n in own.items() if "epoch" in name and type(n) is int}
+    attributes = getattr(source, "__dict__", {})
+    return {name: n for name, n in attributes.items() if "epoch" in name and type(n) is int}
 
 
 def _or_none(function: Callable[[Any], Any], value: Any) -> Any:

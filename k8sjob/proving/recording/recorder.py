@@ -59,7 +59,7 @@ class Fetched(NamedTuple):
     drawn: list[tuple[int, ...]]
 
 
-class _Given(NamedTuple):
+class _LoadedBatch(NamedTuple):
     """A batch that the script was given: its loader, pass and index, and its samples."""
 
     key: tuple[int, int, int]
@@ -126,9 +126,9 @@ class Recorder:
         self._limit: int = options["steps"]
         self._passes: dict[int, int] = {}
         self.since, self._since_last = _nothing(), _nothing()
-        self._current: _Given | None = None
+        self._current: _LoadedBatch | None = None
         self._trained = False
-        self._pending: dict[tuple[int, int], deque[_Given]] = {}
+        self._pending: dict[tuple[int, int], deque[_LoadedBatch]] = {}
         self._saved, self._text = 0, 0
         self._roots: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -138,7 +138,7 @@ class Recorder:
         self._stepping: list[int] = []
         self._stepped: list[Tensor] = []
         self._draws: list[Tensor] = []
-        self._drawn, self._given = 0, list[list[Tensor]]()
+        self._drawn, self._rank_draws = 0, list[list[Tensor]]()
         self._mode: tuple[bool, bool] | None = None
         self.rounds, self._training = False, 0
         self._differentiated: Tensor | None = None
@@ -190,10 +190,10 @@ class Recorder:
             return
         self._ended = True
         self._keep_draws()
-        for one in self.schedules:
+        for schedule in self.schedules:
             with contextlib.suppress(AttributeError, ValueError):  # one that was not made whole
-                name, numbers = type(one).__name__, _numbers(one)
-                self.event("schedule", name=name, done=one.last_epoch, numbers=numbers)
+                name, numbers = type(schedule).__name__, _numbers(schedule)
+                self.event("schedule", name=name, done=schedule.last_epoch, numbers=numbers)
         self.event("end", how=how, **fields)
 
     def text(self, text: str) -> None:
@@ -218,17 +218,17 @@ class Recorder:
             again = self.replay.batches(number, at, functools.cache(lambda: self._pads(loader)))
         self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
-            for index, (batch, *known) in enumerate(again or self._fetched(loader, original)):
+            for index, (batch, *facts) in enumerate(again or self._fetched(loader, original)):
                 self._keep_draws()
-                about = dict(zip(("size", "ids", "raw", "drawn"), known, strict=True))
+                about = dict(zip(("size", "ids", "raw", "drawn"), facts, strict=True))
                 about["digests"] = _rows(batch, about["size"])
                 self.event("batch", **where, index=index, **about)
-                given = _Given((number, at, index), batch, about["size"], about["digests"])
-                self._current, self._trained = given, False
-                self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append(given)
-                self._drawn, self._given = 0, []
+                current = _LoadedBatch((number, at, index), batch, about["size"], about["digests"])
+                self._current, self._trained = current, False
+                self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append(current)
+                self._drawn, self._rank_draws = 0, []
                 if self.replay is not None:
-                    self._given = self.replay.draws(number, at, index)
+                    self._rank_draws = self.replay.draws(number, at, index)
                 self._host = self._states()
                 yield batch
         finally:  # also where a loop is left early
@@ -257,10 +257,14 @@ class Recorder:
             drawn = vars(source).pop("_k8sjob_drawn", drawn)
             raw = asked.popleft() if asked else None
             raw = raw if isinstance(raw, list) else None if raw is None else [raw]
-            if raw is not None and not all(isinstance(one, int) for one in raw):
-                raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
+            if raw is not None:
+                raw = (
+                    [int(index) for index in raw]
+                    if all(hasattr(i, "__int__") for i in raw)
+                    else None
+                )
             size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
-            ids = None if raw is None else [base.index_of(one) for one in raw]
+            ids = None if raw is None else [base.index_of(index) for index in raw]
             yield batch, size, ids, raw, drawn
 
     def fetched(self, fetch: Callable[[], Any]) -> Any:
@@ -282,12 +286,12 @@ class Recorder:
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
         """The data set is looked at: its random numbers count for nothing."""
-        kept, self.fetching = rng.capture(torch.device("cpu")), True
+        states, self.fetching = rng.capture(torch.device("cpu")), True
         try:
             yield
         finally:
             self.fetching = False
-            rng.restore(kept, torch.device("cpu"))
+            rng.restore(states, torch.device("cpu"))
 
     # --- random numbers
 
@@ -307,11 +311,11 @@ class Recorder:
         at, self._drawn = self._drawn, self._drawn + 1
         if self.options.get("save") and result.numel() <= 1 << 22:
             self._draws.append(result.detach().clone())
-        seen = at < 64 and result.numel() > 3 and torch.is_grad_enabled()
-        if seen and (self.depth or name == "dropout"):
+        recorded = at < 64 and result.numel() > 3 and torch.is_grad_enabled()
+        if recorded and (self.depth or name == "dropout"):
             self.since["draws"].append((name, digest(result)))
-        if self._given and all(at < len(each) for each in self._given):
-            parts = [each[at] for each in self._given]
+        if self._rank_draws and all(at < len(each) for each in self._rank_draws):
+            parts = [each[at] for each in self._rank_draws]
             joined = join_draws(parts, result.shape, permutes=name == "randperm")
             if joined is not None and joined.dtype == result.dtype:
                 with torch.no_grad():
@@ -324,10 +328,10 @@ class Recorder:
     def _states(self) -> list[int]:
         """The states of the random numbers of torch, Python and numpy."""
         numpy = sys.modules.get("numpy")
-        known = numpy.random.get_state() if numpy else ("", b"")
-        own = [str(one.bit_generator.state) for one in self.generators]
+        numpy_state = numpy.random.get_state() if numpy else ("", b"")
+        generators = [str(generator.bit_generator.state) for generator in self.generators]
         python = hash(random.getstate()[1])
-        drawn = digest([str(known[2:]), bytes(known[1]), *own])
+        drawn = digest([str(numpy_state[2:]), bytes(numpy_state[1]), *generators])
         return [digest(torch.get_rng_state()), python, drawn]
 
     # --- modules
@@ -386,8 +390,8 @@ class Recorder:
             # By its owner: it may be replaced later.
             for name, buffer in part._buffers.items():  # noqa: SLF001 - only its own
                 if buffer is not None and not isinstance(part, _BatchNorm):
-                    own = _plain(f"{path}.{name}" if path else name)
-                    self._buffers[prefix + own] = (part, name)
+                    full_name = _plain(f"{path}.{name}" if path else name)
+                    self._buffers[prefix + full_name] = (part, name)
         norms = {type(part).__name__ for _, part in parts if isinstance(part, _BatchNorm)}
         self.event(
             "model",
@@ -416,29 +420,29 @@ class Recorder:
         """A loss is about to be differentiated."""
         if not self.active or not isinstance(loss, Tensor):
             return
-        trained = {given.key: given for held in self._pending.values() for given in held}
+        trained = {batch.key: batch for held in self._pending.values() for batch in held}
         for held in self._pending.values():
             held.clear()
         if self._current is not None and not self._trained:
             trained[self._current.key] = self._current
         self._trained = True
-        for given in trained.values() if self.options.get("save") else ():
+        for batch in trained.values() if self.options.get("save") else ():
             if self._saved < _MAX_SAVED:
-                file = self.folder / f"batch-{self.rank}-{given.name}.pt"
-                torch.save(given.batch, file)
+                file = self.folder / f"batch-{self.rank}-{batch.name}.pt"
+                torch.save(batch.batch, file)
                 self._saved += file.stat().st_size
         host, since = self._states(), self.since
         value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
-        kept = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
+        accumulates = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
         self._stepped = []
         self._backwards += 1
         since |= {"autocast": since["autocast"] or self.rounds, "reduced": False}
         since["losses"].append(value)
         since["training"].append(self._training)
-        since["host"] += [one for one in _drawn(self._host, host) if one[0]]
-        since["sizes"] += [given.size for given in trained.values()]
-        since["samples"] += [one for given in trained.values() for one in given.digests or ()]
-        self.event("backward", step=self.steps, kept=kept, batches=[*trained])
+        since["host"] += [draw for draw in _drawn(self._host, host) if draw[0]]
+        since["sizes"] += [batch.size for batch in trained.values()]
+        since["samples"] += [sample for batch in trained.values() for sample in batch.digests or ()]
+        self.event("backward", step=self.steps, kept=accumulates, batches=[*trained])
         self._host, self._differentiated = host, None
 
     def differentiated(self, loss: Any) -> None:
@@ -469,9 +473,9 @@ class Recorder:
             "optimizer": number,
             "step": self.steps,
             "options": [
-                own
+                rate
                 | {name: group[name] for name in _OPTIONS if isinstance(group.get(name), _PLAIN)}
-                for own, group in zip(rates, optimizer.param_groups, strict=True)
+                for rate, group in zip(rates, optimizer.param_groups, strict=True)
             ]
             + [{"clip": self.since.pop("clips")}],
             "names": [self._names[id(p)] for p in parameters],
@@ -554,7 +558,7 @@ class Recorder:
         """Keep the files of the first checkpoint, once training continues after it."""
         if not self._unsaved or not (folders := self.options.pop("snapshot", [])):
             return
-        here, kept = Path(self.options["root"]), self.folder / f"files-{self.rank}"
+        root, copies = Path(self.options["root"]), self.folder / f"files-{self.rank}"
         size = 0
         for file in (file for folder in folders for file in Path(folder).rglob("*")):
             stat = file.lstat()
@@ -563,22 +567,23 @@ class Recorder:
             size += stat.st_size
             if size > _MAX_FILES:
                 return
-            target = kept / file.relative_to(here)
+            target = copies / file.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target)
-        if kept.exists():  # not where it lies outside, as checkpoint.dir of a job.yaml does
-            self.event("snapshot", step=self.steps, folder=str(kept))
+        if copies.exists():  # not where it lies outside, as checkpoint.dir of a job.yaml does
+            self.event("snapshot", step=self.steps, folder=str(copies))
 
 
 def _numbers(schedule: Any) -> list[int]:
     """The whole numbers that a schedule was given, also through functions."""
-    own = vars(schedule)
-    values = [own[name] for name in own if name != "last_epoch" and not name.startswith("_")]
-    for function in own.get("lr_lambdas", ()):
+    attributes = vars(schedule)
+    public = (name for name in attributes if not name.startswith("_"))
+    values = [attributes[name] for name in public if name != "last_epoch"]
+    for function in attributes.get("lr_lambdas", ()):
         values += getattr(function, "keywords", {}).values()
         if inspect.isfunction(function):
-            known = inspect.getclosurevars(function)
-            values += [*known.nonlocals.values(), *known.globals.values()]
+            closure = inspect.getclosurevars(function)
+            values += [*closure.nonlocals.values(), *closure.globals.values()]
     return [value for value in values if type(value) is int]
 
 

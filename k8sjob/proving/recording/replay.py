@@ -57,7 +57,7 @@ class Replay:
     def loader(self, site: int) -> int:
         """The loader of that run that stands for the one made at this place of the code."""
         if site not in self._sites:
-            unused = (other for other in self._sizes if other not in self._used)
+            unused = (loader for loader in self._sizes if loader not in self._used)
             self._sites[site] = next(unused, site)
             self._used.add(self._sites[site])
         return self._sites[site]
@@ -78,14 +78,14 @@ class Replay:
             StopScript: the loader was trained on, and not in this pass.
         """
         self._used.add(number)
-        found: dict[int, list[tuple[int, Path]]] = {}
+        files: dict[int, list[tuple[int, Path]]] = {}
         for file in self._folder.glob(f"batch-*-{number}-{at}-*.pt"):
             _, rank, *_, index = file.stem.split("-")
-            found.setdefault(int(index), []).append((int(rank), file))
-        groups = [sorted(found[index]) for index in sorted(found)]
+            files.setdefault(int(index), []).append((int(rank), file))
+        groups = [sorted(files[index]) for index in sorted(files)]
         if not self.joined:
-            groups = [[one] for group in groups for one in group]
-        if found:
+            groups = [[file] for group in groups for file in group]
+        if files:
             return ((*self._joined(group, pads), None, None, None) for group in groups)
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
             raise StopScript
@@ -96,11 +96,11 @@ class Replay:
     ) -> tuple[Any, int]:
         parts = [torch.load(file, weights_only=False) for _, file in files]
         sizes = [self._counts[file.stem] for _, file in files]
-        for known in (list[float | None], pads):  # mostly no padding is needed
+        for find_pads in (list[float | None], pads):  # mostly no padding is needed
             with contextlib.suppress(LookupError):
                 if len(parts) == 1:
                     return parts[0], sizes[0]
-                return join(parts, sizes, iter(known())), sum(sizes)
+                return join(parts, sizes, iter(find_pads())), sum(sizes)
         reason = "batches of these shapes cannot be joined"
         raise StopScript(reason)
 

@@ -44,8 +44,8 @@ def _sketch_of_part(tensor: Any) -> list[float]:
     )
     if not local.numel():
         return [0.0] * 4
-    here = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
-    signs = _signs(tensor.numel()).reshape(3, *tensor.shape)[(slice(None), *here)]
+    local_part = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+    signs = _signs(tensor.numel()).reshape(3, *tensor.shape)[(slice(None), *local_part)]
     return _project(local.flatten(), signs.reshape(3, -1))
 
 
@@ -60,37 +60,37 @@ def _project(flat: Tensor, signs: Tensor | None = None) -> list[float]:
 
 def digest(value: Any) -> int:
     """A number by which equal values are known."""
-    found = hashlib.blake2b(digest_size=6)
-    _feed(found, value)
-    return int.from_bytes(found.digest(), "big")
+    digester = hashlib.blake2b(digest_size=6)
+    _feed(digester, value)
+    return int.from_bytes(digester.digest(), "big")
 
 
-def _feed(found: Any, value: Any) -> None:
+def _feed(digester: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         tensor = value.detach().to("cpu").contiguous()
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.to(torch.float32)
-        found.update(str(tuple(tensor.shape)).encode())
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digester.update(str(tuple(tensor.shape)).encode())
+        digester.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            _feed(found, value[key])
+            _feed(digester, value[key])
     elif isinstance(value, list | tuple):
-        for one in value:
-            _feed(found, one)
+        for member in value:
+            _feed(digester, member)
     elif (kind := cast("Any", type(value))).__repr__ is object.__repr__:  # has an address
-        found.update(kind.__name__.encode())
+        digester.update(kind.__name__.encode())
     else:
-        found.update(repr(value).encode())
+        digester.update(repr(value).encode())
 
 
 def _leaves(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         return [leaf for key in batch for leaf in _leaves(batch[key])]
     if isinstance(batch, list | tuple) and any(
-        isinstance(one, Tensor | Mapping | list | tuple) for one in batch
+        isinstance(member, Tensor | Mapping | list | tuple) for member in batch
     ):
-        return [leaf for one in batch for leaf in _leaves(one)]
+        return [leaf for member in batch for leaf in _leaves(member)]
     return [batch]
 
 
@@ -116,13 +116,14 @@ def _has(batch: Any, size: int) -> bool:
     members = [*batch.values()] if isinstance(batch, Mapping) else batch
     if not isinstance(members, list | tuple):
         return False
-    return (members is batch and len(batch) == size) or any(_has(one, size) for one in members)
+    whole = members is batch and len(batch) == size
+    return whole or any(_has(member, size) for member in members)
 
 
 def _is_of_samples(members: Sequence[Any], size: int) -> bool:
     """Whether they are one for each sample, as the pictures of a detector are."""
-    alike = len({(type(one), getattr(one, "ndim", 0)) for one in members}) == 1
-    return alike and len(members) == size and not all(_has(one, size) for one in members)
+    alike = len({(type(member), getattr(member, "ndim", 0)) for member in members}) == 1
+    return alike and len(members) == size and not all(_has(member, size) for member in members)
 
 
 def digests(batch: Any, size: int) -> list[int] | None:
@@ -163,7 +164,7 @@ def join(  # noqa: PLR0911 - one for each type
         listed = [len(part) for part in parts]
         of_samples = listed == sizes and _is_of_samples(first, sizes[0])
         if plain or of_samples or listed != [len(first)] * len(parts):
-            return type(first)(one for part in parts for one in part)
+            return type(first)(sample for part in parts for sample in part)
         members = [join(list(each), sizes, pads) for each in zip(*parts, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
     if hasattr(first, "__dict__"):
@@ -177,7 +178,7 @@ def padding(samples: list[Any], collate: Callable[[list[Any]], Any]) -> list[flo
     """What a loader pads each tensor of its batches with; None: these samples do not show it."""
     size = len(samples)
     together = _tensors(collate(samples), size)
-    found: list[float | None] = [None] * len(together)
+    values: list[float | None] = [None] * len(together)
     for at, sample in enumerate(samples):  # twice, as the only picture may have one channel
         for number, alone in enumerate(_tensors(collate([sample, sample]), 2)):
             pairs = [*zip(together[number].shape, alone.shape, strict=True)]
@@ -187,8 +188,8 @@ def padding(samples: list[Any], collate: Callable[[list[Any]], Any]) -> list[flo
             row, mine = together[number].select(along, at), alone.select(along, 0)
             for d, length in enumerate(mine.shape):
                 if length < row.shape[d]:
-                    found[number] = float(row.select(d, length).flatten()[0])
-    return found
+                    values[number] = float(row.select(d, length).flatten()[0])
+    return values
 
 
 def _tensors(batch: Any, size: int) -> list[Tensor]:
@@ -228,20 +229,20 @@ def _join_tensors(parts: list[Tensor], sizes: list[int], value: float | None) ->
     return torch.cat(padded, at)
 
 
-def join_draws(parts: list[Tensor], wanted: torch.Size, *, permutes: bool = False) -> Tensor | None:
+def join_draws(parts: list[Tensor], shape: torch.Size, *, permutes: bool = False) -> Tensor | None:
     """Random numbers of several ranks as those of one process; None: they do not fit its shape.
 
     Args:
         parts: by rank.
-        wanted: the shape in one process.
+        shape: that of one process.
         permutes: they are orders of samples in each rank's batch.
     """
-    for at in range(len(wanted)):
-        others = {(*part.shape[:at], *part.shape[at + 1 :]) for part in parts}
-        fits = others == {(*wanted[:at], *wanted[at + 1 :])}
-        if fits and sum(part.shape[at] for part in parts) == wanted[at]:
+    for at in range(len(shape)):
+        remaining = {(*part.shape[:at], *part.shape[at + 1 :]) for part in parts}
+        fits = remaining == {(*shape[:at], *shape[at + 1 :])}
+        if fits and sum(part.shape[at] for part in parts) == shape[at]:
             begins = [sum(map(len, parts[:rank])) if permutes else 0 for rank in range(len(parts))]
             return torch.cat(
                 [part + b if b else part for part, b in zip(parts, begins, strict=True)], at
             )
-    return parts[0] if parts[0].shape == wanted else None
+    return parts[0] if parts[0].shape == shape else None

@@ -113,7 +113,7 @@ def _wrap_modules(recorder: Recorder) -> None:
     wrap(nn.Module, "load_state_dict", load)
     wrap(torch.autograd, "backward", backward)
     wrap(torch.autograd, "grad", grad)
-    wrap(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
+    wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
 
 
 def _wrap_optimizers(recorder: Recorder) -> None:
@@ -126,9 +126,9 @@ def _wrap_optimizers(recorder: Recorder) -> None:
         recorder.event("hook")
         return original(*args, **options)
 
-    def schedule(original: Any, one: Any, *args: Any, **options: Any) -> None:
-        recorder.schedules.append(one)
-        original(one, *args, **options)
+    def schedule(original: Any, scheduler: Any, *args: Any, **options: Any) -> None:
+        recorder.schedules.append(scheduler)
+        original(scheduler, *args, **options)
 
     optimizers.register_optimizer_step_pre_hook(recorder.before_step)
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
@@ -150,12 +150,12 @@ def _wrap_loaders(recorder: Recorder) -> None:
         recorder.sampled()
         return indices
 
-    made: dict[int, list[weakref.ref[Any]]] = {}
+    loaders: dict[int, list[weakref.ref[Any]]] = {}
 
     def create(original: Any, loader: Any, *args: Any, **options: Any) -> None:
         place = _site()
-        others = made.setdefault(place, [])
-        site = place + (at := _free(others, args[0] if args else options.get("dataset")))
+        earlier = loaders.setdefault(place, [])
+        site = place + (at := _free(earlier, args[0] if args else options.get("dataset")))
         size = recorder.replay.batch_size(site) if recorder.replay and recorder.active else None
         if size and options.get("batch_sampler") is None and len(args) < 5:
             # The batch of all ranks together: len() is then that of their loaders.
@@ -165,7 +165,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
                 options["batch_size"] = size
         original(loader, *args, **options)
         object.__setattr__(loader, "_k8sjob_site", site)
-        others[at : at + 1] = [weakref.ref(loader)]
+        earlier[at : at + 1] = [weakref.ref(loader)]
 
     wrap(data.DataLoader, "__iter__", batches)
     wrap(data.DataLoader, "__init__", create)
@@ -202,11 +202,11 @@ def _wrap_workers(recorder: Recorder) -> None:
     def fetched(original: Any, *args: Any) -> Any:
         return recorder.fetched(lambda: original(*args))
 
-    def received(original: Any, iterator: Any, sent: Any, *args: Any) -> Any:
-        if isinstance(sent, Fetched):
-            vars(iterator)["_k8sjob_drawn"] = sent.drawn
-            sent = sent.batch
-        return original(iterator, sent, *args)
+    def received(original: Any, iterator: Any, message: Any, *args: Any) -> Any:
+        if isinstance(message, Fetched):
+            vars(iterator)["_k8sjob_drawn"] = message.drawn
+            message = message.batch
+        return original(iterator, message, *args)
 
     def made(original: Any, *args: Any, **options: Any) -> Any:
         recorder.generators.append(generator := original(*args, **options))
@@ -223,8 +223,8 @@ def _wrap_workers(recorder: Recorder) -> None:
 def _free(loaders: list[weakref.ref[Any]], dataset: Any) -> int:
     """The number of the next loader of a place: its own if those in use have other data sets."""
     for at, each in enumerate(loaders):
-        other = each()
-        if other is None or other.dataset is dataset:
+        loader = each()
+        if loader is None or loader.dataset is dataset:
             return at
     return len(loaders)
 
@@ -293,13 +293,13 @@ def _wrap_collectives(recorder: Recorder) -> None:
         bound = inspect.signature(original).bind(*args, **options).arguments
         if "nccl" in str(bound.get("backend")) and not torch.cuda.is_available():
             bound["backend"] = "gloo"
-        env, kept = copy_environ(), {}
+        env, numbers = copy_environ(), {}
         for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
-            given = bound.get(name, -1)
-            kept[name] = int(env.get(variable, 0)) if given in {-1, None} else given
+            argument = bound.get(name, -1)
+            numbers[name] = int(env.get(variable, 0)) if argument in {-1, None} else argument
         if not recorder.active:
-            recorder.join(**kept)
-        if recorder.replay and kept["world_size"] > 1:
+            recorder.join(**numbers)
+        if recorder.replay and numbers["world_size"] > 1:
             bound |= {"rank": 0, "world_size": 1}
         return original(**bound)
 
@@ -310,7 +310,7 @@ def _wrap_collectives(recorder: Recorder) -> None:
 
 def _values(tensor: Any) -> list[float] | None:
     small = isinstance(tensor, Tensor) and tensor.numel() <= _SHOWN
-    return [float(one) for one in tensor.detach().flatten().tolist()] if small else None
+    return [float(number) for number in tensor.detach().flatten().tolist()] if small else None
 
 
 def _wrap_group(recorder: Recorder) -> None:
@@ -331,14 +331,14 @@ def _wrap_files(recorder: Recorder) -> None:
     def noted(record: Callable[[str], None], at: int) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **options: Any) -> Any:
             named = [*args[at : at + 1], options.get("f"), options.get("checkpoint_id")]
-            target = next((one for one in named if one is not None), None)
+            target = next((argument for argument in named if argument is not None), None)
             path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
-            own = f"{recorder.folder.parent}{os.sep}"
+            own_folder = f"{recorder.folder.parent}{os.sep}"
             try:
                 return original(*args, **options)
             finally:  # also of one that cannot be loaded, but not of one that is not there
                 with suppress(OSError, TypeError, ValueError):
-                    foreign = recorder.active and path and not str(path).startswith(own)
+                    foreign = recorder.active and path and not str(path).startswith(own_folder)
                     if foreign and Path(os.fsdecode(path)).exists():
                         record(os.path.relpath(os.fsdecode(path)))
 

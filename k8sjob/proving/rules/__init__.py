@@ -58,10 +58,13 @@ def first_difference(evidence: Evidence) -> Difference | None:
     """The first difference of several processes from one; None: they are equal."""
     if runs.failed_alike(evidence):
         return next(runs.error(evidence))
-    found = [difference for rule in _RULES if (difference := next(rule(evidence), None))]
-    return min(
-        found, key=lambda one: math.inf if one.step is None else one.step, default=None
-    )  # the first of equal ones
+    differences = [difference for rule in _RULES if (difference := next(rule(evidence), None))]
+    # Of differences in one step, min gives the first: the table is in causal order.
+    return min(differences, key=_step, default=None)
+
+
+def _step(difference: Difference) -> float:
+    return math.inf if difference.step is None else difference.step
 
 
 def notes(evidence: Evidence) -> Iterator[str]:

@@ -46,7 +46,7 @@ def _shards(evidence: Evidence) -> Iterator[tuple[str, list[list[int]], list[Pas
 
 def _shared(samples: Sequence[Sequence[int]]) -> int:
     """The number of samples that more than one rank has."""
-    counts = Counter(one for rank in samples for one in set(rank))
+    counts = Counter(sample for rank in samples for sample in set(rank))
     return sum(1 for count in counts.values() if count > 1)
 
 
@@ -60,7 +60,7 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
     for kind, samples, rows in _shards(evidence):
         about = rows[0].about
         length, size, batches = about["length"], about["batch_size"], about["batches"]
-        shared, least = _shared(samples), min(len(set(one)) for one in samples)
+        shared, least = _shared(samples), min(len(set(rank)) for rank in samples)
         if _drawn(kind, samples):
             rounds = [*zip(*samples, strict=False)]
             shared, least = sum(len(set(row)) < len(row) for row in rounds), len(rounds)
@@ -86,7 +86,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
     """The ranks' parts overlap, or do not cover the data."""
     for kind, samples, rows in _shards(evidence):
         about = rows[0].about
-        unique = len({one for rank in samples for one in rank})
+        unique = len({sample for rank in samples for sample in rank})
         twice = sum(map(len, samples)) - unique
         inside = sum(len(rank) - len(set(rank)) for rank in samples)
         complete = all(row.complete for row in rows)
@@ -105,9 +105,9 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             continue
         missing = length - unique
         # A sampler of batches decides itself how large they are, and leaves the rest out.
-        size = about["batch_size"] or max(one.size for row in rows for one in row.batches)
-        batch, own = size * evidence.size, about["batch_size"] is None
-        incomplete = own or about["drop_last"] or missing == length % batch
+        size = about["batch_size"] or max(part.size for row in rows for part in row.batches)
+        batch, by_sampler = size * evidence.size, about["batch_size"] is None
+        incomplete = by_sampler or about["drop_last"] or missing == length % batch
         if missing > length % evidence.size and not (incomplete and missing < batch):
             text = f"{missing} of {length} samples are on no rank in a pass"
             yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(0, missing))
@@ -156,11 +156,11 @@ def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
     """The ranks' data sets draw the same random numbers for different samples."""
     for rows in training(evidence):
         workers = rows[0].about.get("workers", 0)
-        seen = [[batch.drawn for batch in row.batches] for row in rows]
-        for at, drawn in enumerate(zip(*seen, strict=False)):
+        draws = [[batch.drawn for batch in row.batches] for row in rows]
+        for at, drawn in enumerate(zip(*draws, strict=False)):
             if at < max(workers, 1):  # a process's first one: it may be a seed of each sample
                 continue
-            if any(all(one in rank for rank in drawn[1:]) for one in drawn[0]):
+            if any(all(draw in rank for rank in drawn[1:]) for draw in drawn[0]):
                 where = " in the workers of their DataLoaders" if workers else ""
                 text = message("same-augmentation", where=where)
                 yield Difference(Fault.DROPOUT, rows[0].step + at, "input", text)
@@ -169,25 +169,25 @@ def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
 def divided_twice(evidence: Evidence) -> Iterator[Difference]:
     """A sampler divides data sets that are not the same on all ranks."""
     for rows in training(evidence):
-        known = [row.about["own"] for row in rows]
-        if (rows[0].about["replicas"] or 1) < 2 or None in known:
+        fingerprints = [row.about["own"] for row in rows]
+        if (rows[0].about["replicas"] or 1) < 2 or None in fingerprints:
             continue
-        for rank, one in enumerate(known):
-            if one != known[0]:
+        for rank, fingerprint in enumerate(fingerprints):
+            if fingerprint != fingerprints[0]:
                 text = message("divided-twice", rank=rank, size=evidence.size)
                 yield Difference(Fault.OVERLAP, rows[0].step, "input", text, rank=rank)
 
 
 def _first_repeated(samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> int:
     """The step of the first sample that is used twice."""
-    seen: set[int] = set()
-    left = [iter(rank) for rank in samples]
+    used: set[int] = set()
+    samples_of_ranks = [iter(rank) for rank in samples]
     for at in range(max(len(row.batches) for row in rows)):
-        for row, rank in zip(rows, left, strict=True):
-            for one in islice(rank, row.batches[at].size if at < len(row.batches) else 0):
-                if one in seen:
+        for row, rank in zip(rows, samples_of_ranks, strict=True):
+            for sample in islice(rank, row.batches[at].size if at < len(row.batches) else 0):
+                if sample in used:
                     return row.step + at
-                seen.add(one)
+                used.add(sample)
     return rows[0].step
 
 
@@ -224,26 +224,26 @@ def _repeated(evidence: Evidence, kind: str) -> Iterator[tuple[Pass, Pass, list[
         shortest = min(len(row.samples(kind)) for row in rows)
         orders = [row.samples(kind)[:shortest] for row in rows]
         always = orders.count(orders[0]) == len(orders)
-        for (one, order), (other, again) in pairwise(zip(rows, orders, strict=True)):
+        for (first, order), (second, again) in pairwise(zip(rows, orders, strict=True)):
             if order == again and (always or order != orders[0]):
-                yield one, other, order
+                yield first, second, order
 
 
 def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
     """A data set is given its epoch, and persistent workers have a copy of it from before."""
-    for one, other, _ in _repeated(evidence, "digests"):
-        changed = [name for name in ("epochs", "data") if one.about[name] != other.about[name]]
-        if "epochs" in changed and ("data" in changed or other.about["iterable"]):
+    for first, second, _ in _repeated(evidence, "digests"):
+        changed = [name for name in ("epochs", "data") if first.about[name] != second.about[name]]
+        if "epochs" in changed and ("data" in changed or second.about["iterable"]):
             text, advice = message("unseen-epoch"), message("epoch-in-shared-memory")
-            yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)
+            yield Difference(Fault.NOT_RESEEDED, second.step, "input", text, rank=0, next=advice)
 
 
 def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
     """A shuffled order comes again."""
-    for _, other, samples in _repeated(evidence, "raw"):
-        if other.about["shuffles"] and any(a > b for a, b in pairwise(samples)):
+    for _, second, samples in _repeated(evidence, "raw"):
+        if second.about["shuffles"] and any(a > b for a, b in pairwise(samples)):
             text = "the samples of this pass come in the same order as those of the one before"
-            yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0)
+            yield Difference(Fault.NOT_RESEEDED, second.step, "input", text, rank=0)
     orders, steps = set[int](), 0
     for event in evidence.ranks[0].events:
         steps += event["kind"] == "step"

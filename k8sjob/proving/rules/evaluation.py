@@ -26,14 +26,14 @@ _CLOCK: Final = re.compile(
 def result(evidence: Evidence) -> Iterator[Difference]:
     """An evaluation gives another result, for samples are counted twice or not at all."""
     single = evidence.single.evaluations if evidence.single else []
-    by_step = {one.step: one for one in single}
+    by_step = {evaluation.step: evaluation for evaluation in single}
     for many in evidence.ranks[0].evaluations:
-        one = by_step.get(many.step)
+        alone = by_step.get(many.step)
         # Of next(iter(loader)) ranks rightly see other samples than one process.
         partial = many.passes and not _whole(evidence.ranks, many)
-        found = None if one is None or partial else _miscounted(evidence, many, one)
-        if found is not None:
-            text, pair = found
+        miscount = None if alone is None or partial else _miscounted(evidence, many, alone)
+        if miscount is not None:
+            text, pair = miscount
             rank = None if many.reductions else 0
             yield Difference(Fault.EVALUATION, many.step, "evaluation", text, None, rank, pair)
 
@@ -41,8 +41,9 @@ def result(evidence: Evidence) -> Iterator[Difference]:
 def not_compared(evidence: Evidence) -> Iterator[str]:
     """Evaluations that there were not, or that were not whole."""
     ran = evidence.ranks[0].evaluations
-    for one in [many for many in ran if many.passes and not _whole(evidence.ranks, many)][:1]:
-        yield f"the evaluation after step {one.step} (it does not read its data to the end)"
+    partial = [many for many in ran if many.passes and not _whole(evidence.ranks, many)]
+    if partial:
+        yield f"the evaluation after step {partial[0].step} (it does not read its data to the end)"
     if not ran:
         yield "an evaluation (there was none)"
 
@@ -57,7 +58,7 @@ def _whole(ranks: Sequence[Trace], evaluation: Evaluation) -> list[tuple[int, in
 
 
 def _miscounted(
-    evidence: Evidence, many: Evaluation, one: Evaluation
+    evidence: Evidence, many: Evaluation, alone: Evaluation
 ) -> tuple[str, tuple[float, float]] | None:
     samples: list[list[int]] = []
     for key in _whole(evidence.ranks, many):
@@ -66,26 +67,26 @@ def _miscounted(
     unique = len({sample for rank in samples for sample in rank})
     divided = bool(samples) and max(map(len, samples)) < unique
     repeated = evidence.again.traces[0].evaluations if evidence.again else []
-    again = next((other for other in repeated if other.step == many.step), many)
+    again = next((evaluation for evaluation in repeated if evaluation.step == many.step), many)
     losses = _training_losses(evidence.ranks[0], many.step)
-    size, differing = evidence.size, [*_printed(many, one, again, losses)]
+    size, differing = evidence.size, [*_printed(many, alone, again, losses)]
     printed = next(iter(differing), None)
     if not many.reductions:
         part = len(samples[0]) if samples else 0
         text = message("own-part", part=part, unique=unique)
         return (text, printed) if divided and printed else None
-    reduced = _reduced(size, many, one, again)
+    reduced = _reduced(size, many, alone, again)
     if total > unique and divided:
-        counted = (unique, total) if (one.largest, many.largest) == (unique, total) else None
-        seen = reduced or printed or counted
-        if seen:
-            return f"{total} samples are counted and there are {unique}: some are repeated", seen
+        counted = (unique, total) if (alone.largest, many.largest) == (unique, total) else None
+        pair = reduced or printed or counted
+        if pair:
+            return f"{total} samples are counted and there are {unique}: some are repeated", pair
     for expected, value in differing:
         if abs(value - size * expected) > 0.02 * abs(value):
             continue
         if total > unique and not divided:
             return message("evaluated-by-all", unique=unique), (expected, value)
-        if _is_reduced(value, many) and _is_reduced(expected, one):
+        if _is_reduced(value, many) and _is_reduced(expected, alone):
             return message("means-added"), (expected, value)
     gathered = not many.reduced and len(re.findall(r"\d\.\d", many.text)) == 1
     if gathered and printed:
@@ -94,13 +95,13 @@ def _miscounted(
 
 
 def _reduced(
-    size: int, many: Evaluation, one: Evaluation, again: Evaluation
+    size: int, many: Evaluation, alone: Evaluation, again: Evaluation
 ) -> tuple[float, float] | None:
     """The first reduced value that is neither that of one process nor that of all added up."""
-    for theirs, mine, repeated in zip(many.reduced, one.reduced, again.reduced, strict=False):
-        for value, expected, other in zip(theirs, mine, repeated, strict=False):
+    for theirs, mine, repeated in zip(many.reduced, alone.reduced, again.reduced, strict=False):
+        for value, expected, second in zip(theirs, mine, repeated, strict=False):
             right = expected, size * expected
-            if not _repeats(value, other):
+            if not _repeats(value, second):
                 continue
             near = any(abs(value - r) <= 0.02 * abs(r) + 1e-6 for r in right)
             count = expected.is_integer() and expected == max(mine) and len(mine) > 1
@@ -114,10 +115,10 @@ def _is_reduced(value: float, evaluation: Evaluation) -> bool:
 
 
 def _printed(
-    many: Evaluation, one: Evaluation, again: Evaluation, losses: Sequence[float]
+    many: Evaluation, alone: Evaluation, again: Evaluation, losses: Sequence[float]
 ) -> Iterator[_Pair]:
     """The numbers that are printed otherwise, but for training losses and those of a clock."""
-    texts = [_CLOCK.sub("", each.text) for each in (many, one, again)]
+    texts = [_CLOCK.sub("", each.text) for each in (many, alone, again)]
     if len({_NUMBER.sub("#", text) for text in texts}) > 1:
         return
     for theirs, mine, repeated in zip(*map(_NUMBER.findall, texts), strict=True):
@@ -135,6 +136,7 @@ def _repeats(value: float, again: float) -> bool:
 
 def _training_losses(trace: Trace, step: int) -> list[float]:
     """The last loss of training, and the mean since the evaluation before."""
-    begin = max((one.step for one in trace.evaluations if one.step < step), default=0)
-    losses = [loss for one in trace.steps[begin:step] for loss in one.losses if loss is not None]
+    earlier = (each.step for each in trace.evaluations if each.step < step)
+    steps = trace.steps[max(earlier, default=0) : step]
+    losses = [loss for each in steps for loss in each.losses if loss is not None]
     return [losses[-1], sum(losses) / len(losses)] if losses else []

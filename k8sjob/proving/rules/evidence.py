@@ -88,7 +88,7 @@ class Evidence:
 
     Attributes:
         many: on all ranks.
-        one: on one process, with the same batches; None if it could not be run.
+        alone: on one process, with the same batches; None if it could not be run.
         again: as many, once more.
         resumed: as many, restarted from the files of its first checkpoint.
         moved: one process, started from the same files.
@@ -96,7 +96,7 @@ class Evidence:
     """
 
     many: TracedRun
-    one: TracedRun | None = None
+    alone: TracedRun | None = None
     again: TracedRun | None = None
     resumed: TracedRun | None = None
     moved: TracedRun | None = None
@@ -110,7 +110,7 @@ class Evidence:
     @property
     def single(self) -> Trace | None:
         """The trace of the one process."""
-        return self.one.traces[0] if self.one else None
+        return self.alone.traces[0] if self.alone else None
 
     @property
     def size(self) -> int:
@@ -148,8 +148,8 @@ class Evidence:
         """Each common step, with that of the one process where they can be compared."""
         compared, _ = self.compared
         for at in range(self.common):
-            one = self.single.steps[at] if self.single and at < compared else None
-            yield at, [trace.steps[at] for trace in self.ranks], one
+            alone = self.single.steps[at] if self.single and at < compared else None
+            yield at, [trace.steps[at] for trace in self.ranks], alone
 
     @cached_property
     def averaged(self) -> dict[int, int]:
@@ -157,28 +157,28 @@ class Evidence:
 
         An optimizer's last step stands for itself: what comes after it is not recorded.
         """
-        found: dict[int, int] = {}
+        following: dict[int, int] = {}
         last: dict[int, tuple[int, Sequence[Step]]] = {}
         for at, row, _ in self.steps():
             before, steps = last.get(row[0].optimizer, (at, row))
             unequal = any(step.after != steps[0].after for step in steps)
             if before != at and unequal and all(step.before == row[0].before for step in row):
-                found |= {before: at, at: at}
+                following |= {before: at, at: at}
             else:
-                found.pop(before, None)
+                following.pop(before, None)
             last[row[0].optimizer] = at, row
-        return found
+        return following
 
     @cached_property
     def floors(self) -> dict[int, float]:
         """By step, the length that a shorter gradient is taken for."""
-        found: dict[int, float] = {}
+        floors: dict[int, float] = {}
         largest: dict[int, float] = {}
         for at, row, _ in self.steps():
             size, optimizer = length(self.many.whole(at, "grads")), row[0].optimizer
             largest[optimizer] = max(largest.get(optimizer, 0.0), size)
-            found[at] = max(0.03 * size, 1e-3 * largest[optimizer], 1e-12)
-        return found
+            floors[at] = max(0.03 * size, 1e-3 * largest[optimizer], 1e-12)
+        return floors
 
     @cached_property
     def explained(self) -> dict[int, float]:
@@ -189,23 +189,23 @@ class Evidence:
         with them. So do the weights after this step, and later gradients some hundred times as
         much. Weights that differ by more than all gradients so far differ for another reason.
         """
-        found: dict[int, float] = {}
+        explained: dict[int, float] = {}
         drifts: dict[int, float] = {}
-        seen = 0.0
-        for at, row, one in self.steps():
-            if one is None or at in self.averaged:
+        gaps = 0.0
+        for at, row, alone in self.steps():
+            if alone is None or at in self.averaged:
                 continue
-            drifts[row[0].optimizer] = self._drift(at, one, "before")
-            grown = _GROWTH * min(max(drifts.values(), default=0.0), seen)
-            found[at] = max(self.tolerance(at), _BY_ROUNDING, grown)
-            _, gap = largest_gap(one.grads, self.many.whole(at, "grads"), self.floors[at])
-            seen += gap
-            drifts[row[0].optimizer] = self._drift(at, one, "after")
-        return found
+            drifts[row[0].optimizer] = self._drift(at, alone, "before")
+            grown = _GROWTH * min(max(drifts.values(), default=0.0), gaps)
+            explained[at] = max(self.tolerance(at), _BY_ROUNDING, grown)
+            _, gap = largest_gap(alone.grads, self.many.whole(at, "grads"), self.floors[at])
+            gaps += gap
+            drifts[row[0].optimizer] = self._drift(at, alone, "after")
+        return explained
 
-    def _drift(self, at: int, one: Step, when: str) -> float:
+    def _drift(self, at: int, alone: Step, when: str) -> float:
         """How far the weights are from those of one process, relative to these; 0: not known."""
-        mine: Sequence[Sketch] = getattr(one, when)
+        mine: Sequence[Sketch] = getattr(alone, when)
         whole = [weight for weight in self.many.whole(at, when) if weight]
         if len(whole) != len(mine):
             return 0.0
@@ -234,33 +234,33 @@ class Evidence:
 
 
 def unlike(
-    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+    first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, Any]]:
     """The options of optimizers that differ: name and values."""
-    for mine, theirs in zip(ones, others, strict=False):
+    for mine, theirs in zip(first, second, strict=False):
         for name, value in mine.items():
-            other = theirs.get(name, value)
-            pairs = zip(_numbers(value), _numbers(other), strict=False)
+            its = theirs.get(name, value)
+            pairs = zip(_numbers(value), _numbers(its), strict=False)
             exact = 0.05 if name == "clip" else 1e-3  # a limit may come from a norm
             if not all(math.isclose(a, b, rel_tol=exact) for a, b in pairs):
-                yield name, value, other
+                yield name, value, its
 
 
 def _numbers(value: Any) -> list[float]:
     return value if isinstance(value, list) else [value]
 
 
-def _unlike(one: Step, row: list[Step]) -> str:
+def _unlike(alone: Step, row: list[Step]) -> str:
     """Why a step of one process differs from that of the ranks; "" if it does not."""
     samples = sum(size for step in row for size in step.sizes)
-    if one.names != row[0].names:
+    if alone.names != row[0].names:
         return "it trains other parameters"
-    if len(one.losses) not in {len(row[0].losses), len(row[0].losses) * len(row)}:
-        return f"it has {len(one.losses)} backward passes and each rank {len(row[0].losses)}"
-    if one.sizes and sum(one.sizes) != samples:
-        return f"it has {sum(one.sizes)} samples and the ranks together {samples}"
-    if one.alone or len({str(step.host) for step in row}) > 1:
+    if len(alone.losses) not in {len(row[0].losses), len(row[0].losses) * len(row)}:
+        return f"it has {len(alone.losses)} backward passes and each rank {len(row[0].losses)}"
+    if alone.sizes and sum(alone.sizes) != samples:
+        return f"it has {sum(alone.sizes)} samples and the ranks together {samples}"
+    if alone.alone or len({str(step.host) for step in row}) > 1:
         return "each rank draws random numbers that one process cannot be given"
-    if one.inputs and sorted(one.inputs) != sorted(i for step in row for i in step.inputs):
+    if alone.inputs and sorted(alone.inputs) != sorted(i for step in row for i in step.inputs):
         return "the model is called with other samples"
     return ""

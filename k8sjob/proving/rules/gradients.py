@@ -32,14 +32,14 @@ _FEW: Final = 8
 def model_init(evidence: Evidence) -> Iterator[Difference]:
     """The ranks begin with different weights."""
     every = [] if evidence.many.sharded else [trace.models for trace in evidence.ranks]
-    for first, *others in zip(*every, strict=False):
-        for rank, model in enumerate(others, 1):
+    for first, *models in zip(*every, strict=False):
+        for rank, model in enumerate(models, 1):
             mine_of, its = ({**m["weights"], **m.get("buffers", {})} for m in (first, model))
             for name, mine in mine_of.items():
-                other = its.get(name)
-                if other is not None and changed(mine, other) and not _equalized(evidence, name):
+                weight = its.get(name)
+                if weight is not None and changed(mine, weight) and not _equalized(evidence, name):
                     text = f"{name} of rank {rank} is not that of rank 0 when training begins"
-                    pair = norm(mine), norm(other)
+                    pair = norm(mine), norm(weight)
                     yield Difference(Fault.MODEL_INIT, 0, "weight", text, name, rank, pair)
 
 
@@ -73,19 +73,19 @@ def modes(evidence: Evidence) -> Iterator[Difference]:
 
 def buffers(evidence: Evidence) -> Iterator[Difference]:
     """The ranks' buffers differ, and that of rank 0 is not that of one process."""
-    for at, row, one in evidence.steps():
+    for at, row, alone in evidence.steps():
         for name, mine in row[0].buffers.items():
-            expected = one.buffers.get(name) if one else None
+            expected = alone.buffers.get(name) if alone else None
             if expected is not None and distance(expected, mine) <= 1e-6 * norm(mine):
                 continue
             for rank, step in enumerate(row[1:], 1):
-                other = step.buffers.get(name)
-                if other is None or distance(mine, other) <= evidence.tolerance(at) * norm(mine):
+                buffer = step.buffers.get(name)
+                if buffer is None or distance(mine, buffer) <= evidence.tolerance(at) * norm(mine):
                     continue
                 statistics = any(word in name for word in ("mean", "var", "std", "running"))
                 cause = Fault.BATCHNORM if statistics else Fault.RANK_DEPENDENT
                 text = message("buffer", name=name, rank=rank)
-                pair = norm(expected or mine), norm(other)
+                pair = norm(expected or mine), norm(buffer)
                 yield Difference(cause, at, "buffer", text, name, rank, pair)
 
 
@@ -93,17 +93,17 @@ def options(evidence: Evidence) -> Iterator[Difference]:
     """An option of the optimizer differs, or what gradients are clipped to."""
     clipping = {"clip": Fault.CLIPPING}
     causes = clipping | {"lr": Fault.LEARNING_RATE}
-    for at, row, one in evidence.steps():
+    for at, row, alone in evidence.steps():
         for rank, step in enumerate(row):
-            for name, value, other in unlike(row[0].options, step.options):
+            for name, value, its in unlike(row[0].options, step.options):
                 cause = causes.get(name, Fault.RANK_DEPENDENT)
-                text = f"{name} of rank {rank} is {other}, of rank 0 {value}"
-                yield Difference(cause, at, "weight", text, rank=rank, values=(value, other))
-        for name, value, other in unlike(one.options, row[0].options) if one else ():
-            values = {"name": name, "other": other, "value": value, "size": evidence.size}
+                text = f"{name} of rank {rank} is {its}, of rank 0 {value}"
+                yield Difference(cause, at, "weight", text, rank=rank, values=(value, its))
+        for name, value, its in unlike(alone.options, row[0].options) if alone else ():
+            values = {"name": name, "other": its, "value": value, "size": evidence.size}
             text = message("option-of-one", **values)
             cause = clipping.get(name, Fault.LEARNING_RATE)
-            yield Difference(cause, at, "weight", text, values=(value, other))
+            yield Difference(cause, at, "weight", text, values=(value, its))
 
 
 def schedules(evidence: Evidence) -> Iterator[Difference]:
@@ -120,12 +120,12 @@ def schedules(evidence: Evidence) -> Iterator[Difference]:
     of_one = {epochs * (length // size), epochs * -(-length // size), epochs * length // size}
     done = sum(len(row.batches) for row in passes)
     for event in first.of("schedule"):
-        known = {number for number in event["numbers"] if number >= done}
-        if event["done"] == done >= _FEW and known and known <= of_one and done not in known:
-            of = {"name": event["name"], "length": max(known), "done": done}
+        lengths = {number for number in event["numbers"] if number >= done}
+        if event["done"] == done >= _FEW and lengths and lengths <= of_one and done not in lengths:
+            of = {"name": event["name"], "length": max(lengths), "done": done}
             text = message("schedule", size=evidence.size, **of)
             advice = "count the steps of a rank: epochs * len(loader), with its sampler"
-            at, pair = len(first.steps) - 1, (max(known), done)
+            at, pair = len(first.steps) - 1, (max(lengths), done)
             yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair, next=advice)
 
 
@@ -135,9 +135,9 @@ def skipped(evidence: Evidence) -> Iterator[Difference]:
     sequences = [_stepped(trace) for trace in evidence.ranks]
     for at, after in enumerate(zip(*sequences, strict=False)):
         if len(set(after)) > 1:
-            rank, other = after.index(False), after.index(True)
-            text = f"rank {rank} does no optimizer step where rank {other} does one"
-            step, pair = sum(sequences[other][:at]), (counts[other], counts[rank])
+            rank, stepping = after.index(False), after.index(True)
+            text = f"rank {rank} does no optimizer step where rank {stepping} does one"
+            step, pair = sum(sequences[stepping][:at]), (counts[stepping], counts[rank])
             yield Difference(Fault.SKIPS_STEP, step, "weight", text, rank=rank, values=pair)
 
 
@@ -152,39 +152,39 @@ def _stepped(trace: Trace) -> list[bool]:
 def kept(evidence: Evidence) -> Iterator[Difference]:
     """Gradients of the step before are left on some ranks only."""
     for row in zip(*(trace.of("backward") for trace in evidence.ranks), strict=False):
-        left = [event["kept"] for event in row]
-        if len(set(left)) > 1:
-            rank = left.index(True)
-            text = message("gradients-kept", rank=rank, other=left.index(False))
+        accumulates = [event["kept"] for event in row]
+        if len(set(accumulates)) > 1:
+            rank = accumulates.index(True)
+            text = message("gradients-kept", rank=rank, other=accumulates.index(False))
             yield Difference(Fault.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
 
 
-def weights(what: str, evidence: Evidence) -> Iterator[Difference]:
+def weights(when: str, evidence: Evidence) -> Iterator[Difference]:
     """The ranks' weights differ "before" a step, or "after" one, and their gradients do not."""
-    seen: set[int] = set()
+    stepped: set[int] = set()
     begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
-    averaged = evidence.averaged if what == "after" else {}
+    averaged = evidence.averaged if when == "after" else {}
     for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
         if at in averaged:
             continue
         floor = max(0.03 * length(row[0].before), 1e-12)
         for rank, step in enumerate(row[1:], 1):
-            mine, other = getattr(row[0], what), getattr(step, what)
-            found = worst(mine, other, evidence.tolerance(at), floor)
-            if found is None:
+            mine, theirs = getattr(row[0], when), getattr(step, when)
+            index = worst(mine, theirs, evidence.tolerance(at), floor)
+            if index is None:
                 continue
-            name = row[0].names[found]
+            name = row[0].names[index]
             text = f"{name} of rank {rank} is not that of rank 0"
             cause = Fault.RANK_DEPENDENT
-            if what == "after":
+            if when == "after":
                 text += " after the step, and their gradients are equal"
-            elif row[0].optimizer in seen or name in begun:
+            elif row[0].optimizer in stepped or name in begun:
                 text += ": it was changed outside the optimizer"
             else:
                 cause = Fault.MODEL_INIT
-            pair = shown(mine[found], other[found])
+            pair = shown(mine[index], theirs[index])
             yield Difference(cause, at, "weight", text, name, rank, pair)
-        seen.add(row[0].optimizer)
+        stepped.add(row[0].optimizer)
 
 
 def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
@@ -197,54 +197,56 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
             (trace.steps[at], trace.steps[following])
             for trace in (evidence.single, evidence.ranks[0])
         )
-        expected, seen = (update(one.before, other.before) for one, other in (mine, theirs))
+        expected, averaged = (update(now.before, later.before) for now, later in (mine, theirs))
         tolerance = evidence.tolerance(at)
         rounded = 3 * evidence.rounding * length(mine[0].before)  # by the step and by the average
-        found = worst(expected, seen, tolerance, max(0.03 * length(expected), rounded / tolerance))
-        if found is not None:
-            name = theirs[0].names[found]
+        floor = max(0.03 * length(expected), rounded / tolerance)
+        index = worst(expected, averaged, tolerance, floor)
+        if index is not None:
+            name = theirs[0].names[index]
             text = message("weights-averaged", name=name)
-            pair, advice = shown(expected[found], seen[found]), "average gradients before the step"
+            pair = shown(expected[index], averaged[index])
+            advice = "average gradients before the step"
             yield Difference(Fault.NOT_AVERAGED, at, "weight", text, name, values=pair, next=advice)
 
 
 def gradient(evidence: Evidence) -> Iterator[Difference]:
     """The first gradient that differs: between ranks, or from that of one process."""
-    for at, row, one in evidence.steps():
+    for at, row, alone in evidence.steps():
         if at in evidence.averaged:
             continue
         tolerance, floor = evidence.tolerance(at), evidence.floors[at]
         for rank, step in enumerate(row) if not evidence.many.sharded else ():
-            found = worst(row[0].grads, step.grads, tolerance, floor)
-            if found is not None:
-                yield _between_ranks(evidence, at, row, rank, found)
+            index = worst(row[0].grads, step.grads, tolerance, floor)
+            if index is not None:
+                yield _between_ranks(evidence, at, row, rank, index)
         grads = evidence.many.whole(at, "grads")
-        expected = one.grads if one else None
+        expected = alone.grads if alone else None
         if evidence.single is None and not evidence.many.sharded:
             expected = mean([step.local for step in row])
         if expected is None:
             continue
-        if one:
+        if alone:
             tolerance = evidence.explained[at]
-        found = worst(expected, grads, tolerance, floor)
-        if found is not None:
-            yield _from_one(evidence, at, row, one, expected, grads, found)
+        index = worst(expected, grads, tolerance, floor)
+        if index is not None:
+            yield _from_one(evidence, at, row, alone, expected, grads, index)
 
 
 def _between_ranks(
-    evidence: Evidence, at: int, row: Sequence[Step], rank: int, found: int
+    evidence: Evidence, at: int, row: Sequence[Step], rank: int, index: int
 ) -> Difference:
     """The ranks step with different gradients."""
-    first, name = row[0], row[0].names[found]
-    own, left = shares(first.grads, [step.local for step in row])
+    first, name = row[0], row[0].names[index]
+    weights, residual = shares(first.grads, [step.local for step in row])
     if _accumulates(evidence):
         cause, why = Fault.ACCUMULATION, "not every micro-batch was averaged"
-    elif first.options[-1]["clip"] and left < 0.01 and min(own) > 0.2 * max(own):
+    elif first.options[-1]["clip"] and residual < 0.01 and min(weights) > 0.2 * max(weights):
         cause, why = Fault.CLIPPING, "each rank clips by its own norm"
     else:
         cause, why = Fault.NOT_AVERAGED, "it was not averaged"
     text = f"the gradient of {name} on rank {rank} is not that of rank 0: {why}"
-    pair = shown(first.grads[found], row[rank].grads[found])
+    pair = shown(first.grads[index], row[rank].grads[index])
     return Difference(cause, at, "gradient", text, name, rank, pair)
 
 
@@ -256,18 +258,18 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     evidence: Evidence,
     at: int,
     row: Sequence[Step],
-    one: Step | None,
+    alone: Step | None,
     expected: Sequence[Sketch | None],
     grads: Sequence[Sketch | None],
-    found: int,
+    index: int,
 ) -> Difference:
     """All ranks step with the same gradient, and it is not that of one process."""
-    size, name, partial = len(row), row[0].names[found], _partial(row)
+    size, name, partial = len(row), row[0].names[index], _partial(row)
     # Each rank's part of the gradient, over that of one process in its own: 1/size is right.
     parts, unexplained = [1 / size] * size, 0.0
     if not evidence.many.sharded:
         parts, unexplained = shares(grads, [step.local for step in row])
-        base = shares(one.grads, [one.local])[0][0] if one else 1.0
+        base = shares(alone.grads, [alone.local])[0][0] if alone else 1.0
         parts = [share / (base or 1.0) for share in parts]
     part = sum(parts) / size
     even = max(parts) - min(parts) <= 0.02 * max(map(abs, parts))
@@ -282,17 +284,19 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     parallel = askew <= 0.02 and not clipped
     sizes = tuple(sum(step.sizes) for step in row)
     alike = len(set(sizes)) == 1
-    losses = _losses(row, one)
+    losses = _losses(row, alone)
     same = losses is not None and math.isclose(*losses, rel_tol=1e-5)
     # A gradient that a rank has changed by itself is no part of the mean on one process.
-    weights, rest = shares(one.local if one else [], [step.local for step in row])
-    weighted = rest < 0.02 and abs(sum(weights) - 1) < 0.02
+    weights, residual = shares(alone.local if alone else [], [step.local for step in row])
+    weighted = residual < 0.02 and abs(sum(weights) - 1) < 0.02
     listed = ", ".join(f"{weight:.3g}" for weight in weights)
     wrappers = {model["wrapper"] for model in evidence.ranks[0].models}
     again = "DistributedDataParallel" in wrappers and row[0].reduced
     twice = not every(1 / size) and (every(1 / size**2) or (every(1) and again))
-    alone, rest = shares([grads[found]], [[step.local[found]] for step in row])
-    once_more = rest < 0.02 and all(abs(share * size**2 - 1) < 0.05 for share in alone)
+    shares_of_local, residual = shares([grads[index]], [[step.local[index]] for step in row])
+    once_more = residual < 0.02 and all(
+        abs(share * size**2 - 1) < 0.05 for share in shares_of_local
+    )
     causes = (  # in this order; texts.toml says what each one means
         (partial is not None, Fault.RANK_DEPENDENT, "partial"),
         (_accumulates(evidence) and (unexplained > 0.02 or every(1)), Fault.ACCUMULATION, "micro"),
@@ -320,18 +324,18 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     )  # fmt: skip
     where = {Fault.LOSS_SCALING: "loss", Fault.BATCHNORM: "buffer"}
     tensor = "gradient" if same else where.get(cause, "gradient")
-    pair = losses if tensor == "loss" and losses else shown(expected[found], grads[found])
+    pair = losses if tensor == "loss" and losses else shown(expected[index], grads[index])
     return Difference(cause, at, tensor, text, partial or name, None, pair)
 
 
-def _losses(row: Sequence[Step], one: Step | None) -> tuple[float, float] | None:
+def _losses(row: Sequence[Step], alone: Step | None) -> tuple[float, float] | None:
     """The loss on one process, and the mean of the ranks' losses; None: one is not known."""
-    mine = one.losses if one is not None else []
+    mine = alone.losses if alone is not None else []
     theirs = [loss for step in row for loss in step.losses]
-    known = [loss for loss in (*mine, *theirs) if loss is not None]
-    if not mine or len(known) < len(mine) + len(theirs):
+    losses = [loss for loss in (*mine, *theirs) if loss is not None]
+    if not mine or len(losses) < len(mine) + len(theirs):
         return None
-    return sum(known[: len(mine)]), sum(known[len(mine) :]) / len(row)
+    return sum(losses[: len(mine)]), sum(losses[len(mine) :]) / len(row)
 
 
 def _partial(row: Sequence[Step]) -> str | None:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def determinism(evidence: Evidence) -> Iterator[Difference]:
     """The same run once more is another one."""
     traces = evidence.again.traces if evidence.again else []
-    for rank, (trace, other) in enumerate(zip(evidence.ranks, traces, strict=False)):
-        for tensor, step, name, pair in _unrepeated(trace, other):
-            what = "batch" if tensor == "input" else " ".join(filter(None, (tensor, name)))
-            text = message("not-repeated", what=what, rank=rank)
+    for rank, (trace, repeated) in enumerate(zip(evidence.ranks, traces, strict=False)):
+        for tensor, step, name, pair in _unrepeated(trace, repeated):
+            label = "batch" if tensor == "input" else " ".join(filter(None, (tensor, name)))
+            text = message("not-repeated", what=label, rank=rank)
             yield Difference(Fault.NON_DETERMINISM, step, tensor, text, name, rank, pair)
 
 
@@ -46,14 +46,16 @@ def other_seeds(evidence: Evidence) -> Iterator[str]:
     yield message("other-seeds", what=text)
 
 
-def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
+def _unrepeated(
+    trace: Trace, repeated: Trace
+) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
     """The first difference between two equal runs: tensor, step, name and values."""
-    for one, two in zip(trace.models, other.models, strict=False):
-        for name, mine in one["weights"].items():
-            twin = two["weights"].get(name)
-            if changed(mine, twin):
-                yield "weight", 0, name, (norm(mine), norm(twin))
-    for at, (first, second) in enumerate(zip(trace.steps, other.steps, strict=False)):
+    for model, twin in zip(trace.models, repeated.models, strict=False):
+        for name, weight in model["weights"].items():
+            again = twin["weights"].get(name)
+            if changed(weight, again):
+                yield "weight", 0, name, (norm(weight), norm(again))
+    for at, (first, second) in enumerate(zip(trace.steps, repeated.steps, strict=False)):
         if first.samples and first.samples != second.samples:
             yield "input", at, None, None
         for loss, again in zip(first.losses, second.losses, strict=False):
@@ -67,19 +69,19 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
     """A restart from the first checkpoint is not as the run that was not interrupted."""
     if evidence.resumed is None or not _reads_checkpoint(evidence):
         return
-    trace, other = evidence.ranks[0], evidence.resumed.traces[0]
+    trace, resumed = evidence.ranks[0], evidence.resumed.traces[0]
     begin = _begin(evidence)
     pairs = zip(evidence.ranks, evidence.resumed.traces, strict=False)
     ranks = [zip(mine.steps[begin:], its.steps, strict=False) for mine, its in pairs]
     for at, row in enumerate(zip(*ranks, strict=False)):
-        for rank, (kept, again) in enumerate(row):
-            found = _restarted(kept, again, evidence.tolerance(0) / 10, first=not at)
-            if found is not None:
-                tensor, text, name, pair = found
+        for rank, (uninterrupted, again) in enumerate(row):
+            mismatch = _restarted(uninterrupted, again, evidence.tolerance(0) / 10, first=not at)
+            if mismatch is not None:
+                tensor, text, name, pair = mismatch
                 text = f"restarted from the checkpoint of step {begin}, {text}"
                 yield Difference(Fault.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
-    expected, done = len(trace.steps) - begin, len(other.steps)
-    ended = trace.end["how"] == other.end["how"] == "done"
+    expected, done = len(trace.steps) - begin, len(resumed.steps)
+    ended = trace.end["how"] == resumed.end["how"] == "done"
     if ended and (done > expected or not done):
         text = message("epoch-not-restored", begin=begin, done=done, expected=expected)
         at, pair = begin + expected, (expected, done)
@@ -88,8 +90,8 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
 
 def _begin(evidence: Evidence) -> int:
     """The step of the checkpoint of which the files were kept."""
-    kept = (event for trace in evidence.ranks for event in trace.of("snapshot"))
-    return next((event["step"] for event in kept), 0)
+    snapshots = (event for trace in evidence.ranks for event in trace.of("snapshot"))
+    return next((event["step"] for event in snapshots), 0)
 
 
 def _reads_checkpoint(evidence: Evidence) -> bool:
@@ -156,20 +158,21 @@ def not_compared(evidence: Evidence) -> Iterator[str]:
 
 
 def _restarted(
-    kept: Step, again: Step, tolerance: float, *, first: bool
+    uninterrupted: Step, again: Step, tolerance: float, *, first: bool
 ) -> tuple[str, str, str | None, _Pair | None] | None:
     """The first difference in a step after a restart: tensor, message, name and values."""
-    floor = max(0.01 * length(kept.before), 1e-12)
-    found = worst(kept.before, again.before, tolerance, floor)
-    if kept.names == again.names and found is not None:
+    floor = max(0.01 * length(uninterrupted.before), 1e-12)
+    index = worst(uninterrupted.before, again.before, tolerance, floor)
+    if uninterrupted.names == again.names and index is not None:
         text = "the state of the optimizer is not restored"
         if first:
             text = "the weights are not those of the run that was not interrupted"
-        return "weight", text, kept.names[found], shown(kept.before[found], again.before[found])
-    for option, *pair in unlike(kept.options, again.options):
-        return "weight", f"{option} is not restored (scheduler)", None, (pair[0], pair[1])
+        pair = shown(uninterrupted.before[index], again.before[index])
+        return "weight", text, uninterrupted.names[index], pair
+    for option, value, restored in unlike(uninterrupted.options, again.options):
+        return "weight", f"{option} is not restored (scheduler)", None, (value, restored)
     # Batches that are read and passed over, to come to the right one, precede it.
-    if kept.samples != again.samples[-len(kept.samples) :]:
+    if uninterrupted.samples != again.samples[-len(uninterrupted.samples) :]:
         text = "the batches are different (epoch, sampler or random numbers)"
         return "input", text, None, None
     return None
