@@ -138,7 +138,7 @@ def rank(names: list[str]) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile
 
     from k8sjob import runtime
-    from k8sjob.fitting.metering.meter import allocated_peak
+    from k8sjob.fitting.meter import allocated_peak
 
     found = {}
     with runtime.session() as job:

@@ -1,1 +1,1 @@
-"""The memory of a rank for `k8sjob fit`: the estimate, and `metering`, which runs in a rank."""
+"""The memory of a rank for `k8sjob fit`: the estimate, and the meter, which runs in a rank."""

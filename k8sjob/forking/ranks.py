@@ -25,7 +25,7 @@ from k8sjob.runtime.comm import rng
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Start = Callable[[dict[str, Any], int, int], None]
+    Run = Callable[[dict[str, Any], int, Callable[[], Any]], int]
 
 SEED: Final = 20250
 """Of the random numbers of rank 0."""
@@ -35,17 +35,17 @@ _GRACE: Final = 2.0
 """Idle seconds that other ranks have to end after one has failed."""
 
 
-def run_group(request: dict[str, Any], start: Start) -> dict[str, Any]:
+def run_group(request: dict[str, Any], run: Run) -> dict[str, Any]:
     """Run a script in several processes, and wait for their end.
 
     Args:
         request: nodes (argv, env, cwd, mounts), mounter (the file that makes mounts); ranks (of all
             nodes); local_rank_arg, an option of the script, or None; root, the folder of all of the
-            run's files; folder, of its record; options, for what runs in the ranks; quiet (seconds
-            without a record and without work after which the group hangs), silent (seconds without
-            a record after which it is ended), limit (seconds in all).
-        start: called in each process with the request, its rank and the port of the group; it calls
-            run_rank.
+            run's files; folder, of its record; options, for `run`, and hashes (each rank has its
+            own seed of hashes); quiet (seconds without a record and without work after which the
+            group hangs), silent (seconds without a record after which it is ended), limit (seconds
+            in all).
+        run: calls the script in a rank: with the request, the rank and the script; the exit code.
 
     Returns:
         ranks (their number), hung, the places in the script where those are that did not end, and
@@ -60,10 +60,7 @@ def run_group(request: dict[str, Any], start: Start) -> dict[str, Any]:
             for rank in range(ranks):
                 pid = os.fork()
                 if not pid:
-                    try:
-                        start(request, rank, port)
-                    finally:
-                        os._exit(1)
+                    _run_rank(request, rank, port, run)
                 children[rank] = pid
             return _watch(children, folder, request)
         finally:
@@ -80,12 +77,15 @@ def local_place(request: dict[str, Any], rank: int) -> tuple[int, int]:
     return divmod(rank, processes)
 
 
-def run_rank(
-    request: dict[str, Any], rank: int, port: int, run: Callable[[Callable[[], Any]], int]
-) -> None:
-    """Make this process a rank, and end it; `run` calls the script and returns the exit code."""
+def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
+    """Make this process a rank, and end it."""
     code = 1
     try:
+        if rank and request["options"].pop("hashes", False):  # a process has one seed all its life
+            export("PYTHONHASHSEED", str(rank))
+            program = sys.modules["__main__"].__spec__
+            line = [sys.executable, "-P", "-m", program.name if program else ""]
+            os.execv(line[0], [*line, json.dumps([request, rank, port])])  # noqa: S606 - as it is
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGKILL)
@@ -119,7 +119,7 @@ def run_rank(
             node["argv"].append(f"{option}={local_rank}")
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
-        code = run(lambda: run_as_main(node["argv"]))
+        code = run(request, rank, lambda: run_as_main(node["argv"]))
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -185,15 +185,18 @@ def _place(pid: int, file: Path) -> str:
     return Path(fatal_place(file.read_text() if file.exists() else "")).name
 
 
-def serve(start: Start) -> None:
-    """Answer requests, one per line, from standard input until it ends."""
+def serve(run: Run) -> None:
+    """Answer requests, one per line, from standard input until it ends; for `run` see run_group."""
+    if sys.argv[1:]:
+        request, rank, port = json.loads(sys.argv[1])
+        _run_rank(request, rank, port, run)
     answers = os.dup(1)
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too
     die_with_parent(signal.SIGTERM)
     _warm()
     for line in sys.stdin:
-        answer = run_group(json.loads(line), start)
+        answer = run_group(json.loads(line), run)
         os.write(answers, (json.dumps(answer) + "\n").encode())
 
 

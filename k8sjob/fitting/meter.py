@@ -1,9 +1,13 @@
-"""Memory of a training step, for `k8sjob fit`: what one process allocates, by kind."""
+"""Memory of a training step, for `k8sjob fit`: what one process allocates, by kind.
+
+`python -P -m k8sjob.fitting.meter` forks the ranks of each run.
+"""
 
 from __future__ import annotations
 
 import json
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -18,31 +22,32 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from k8sjob.forking.ranks import serve
 from k8sjob.forking.script import StopScript, run_to_end, wrap
 from k8sjob.runtime.data import ShardSampler
 from k8sjob.runtime.strategies.blocks import find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 _STEPS: Final = 3
 """Optimizer steps; the first makes the optimizer's state."""
 
 
-def measure(file: Path, options: dict[str, Any], function: Callable[[], Any]) -> int:
+def measure(request: dict[str, Any], rank: int, script: Callable[[], Any]) -> int:
     """Run a script for three optimizer steps, write what a rank has as JSON; the exit code.
 
     Args:
-        file: to write.
-        options: scale (factor for batch sizes), foreach (optimizers compute with lists of tensors,
-            as on GPUs), blocks (patterns, see find_blocks).
-        function: runs the script.
+        request: see run_group; its options: scale (factor for batch sizes), foreach (optimizers
+            compute with lists of tensors, as on GPUs), blocks (patterns, see find_blocks).
+        rank: of this process.
+        script: runs it.
     """
-    meter = Meter(options)
+    meter = Meter(request["options"])
     with meter:
-        code, end = run_to_end(function)
+        code, end = run_to_end(script)
     error = {"error": "{where}: {type}: {message}".format(**end)} if code else {}
+    file = Path(request["folder"], f"memory-{rank}.json")
     file.write_text(json.dumps({**error, **meter.found}))
     return code
 
@@ -294,3 +299,7 @@ def _bytes(tensors: Iterable[Any]) -> list[int]:
 def _local(value: Any) -> Any:
     """This rank's part of a DTensor; anything else as it is."""
     return value.to_local() if hasattr(value, "to_local") else value
+
+
+if __name__ == "__main__":
+    serve(measure)
