@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import Finding
-    from k8sjob.targets.api import RoleReplicas, Target
+    from k8sjob.targets.api import Target
 
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
@@ -251,12 +251,11 @@ def _training(containers: list[_Traced]) -> _Traced:
 
 def list_key(*lists: list[Any]) -> str | None:
     """The key by which lists merge; None: they are replaced."""
-    return next((key for key in _LIST_KEYS if all(_keyed(items, key) for items in lists)), None)
-
-
-def _keyed(items: list[Any], key: str) -> bool:
-    names = _names(items, key)
-    return names is not None and len(names) == len(set(names))
+    for key in _LIST_KEYS:
+        names = [_names(items, key) for items in lists]
+        if all(own is not None and len(own) == len(set(own)) for own in names):
+            return key
+    return None
 
 
 def _names(items: list[Any], key: str) -> list[str] | None:
@@ -301,18 +300,16 @@ def _violations(merged: _Traced, job: Json) -> list[Finding]:
     """The violations of the standard."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - it loads pydantic, which a spec has
 
-    def explain(violation: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Finding:
-        replicas, (path, value, wanted) = violation
-        message = (
-            f"{'absent' if value is None else seen(value)}, and security: restricted"
-            f" requires {wanted}; change it, or set security: default"
-        )
-        return _at_source(merged, (*replicas.path, "spec", *path), invalid("", message))
+    def explain(violation: tuple[FieldPath, Any, str]) -> Finding:
+        path, value, requirement = violation
+        shown = "absent" if value is None else seen(value)
+        message = f"{shown}, and security: restricted requires {requirement}; change it, or set"
+        return _at_source(merged, path, invalid("", f"{message} security: default"))
 
     violations = [
-        (replicas, violation)
+        ((*replicas.path, "spec", *path), value, requirement)
         for replicas in target_of(job).replicas(job)
-        for violation in restricted_violations(replicas.pod)
+        for path, value, requirement in restricted_violations(replicas.pod)
     ]
     return first_findings(violations, explain)
 

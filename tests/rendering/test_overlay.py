@@ -102,37 +102,13 @@ def test_the_text_keeps_its_mark_and_its_hash_follows_the_overlay(job):
 
 
 @pytest.mark.parametrize(
-    ("overlay", "field"),
-    [
-        ({"metadata": {"name": "other"}}, "overlay.metadata.name"),
-        ({"metadata": {"name": None}}, "overlay.metadata.name"),
-        ({"metadata": {"namespace": "other"}}, "overlay.metadata.namespace"),
-        ({"kind": "TFJob"}, "overlay.kind"),
-        ({"apiVersion": "v1"}, "overlay.apiVersion"),
-        ({"status": {}}, "overlay.status"),
-        ({"spec": None}, "overlay.spec"),
-        (nested((*ROLES, "Worker"), {"replicas": 0}), f"{AT}.Worker.replicas"),
-        (nested((*ROLES, "Launcher"), {}), f"{AT}.Launcher"),
-        (
-            nested((*WORKER, "containers"), [{"name": "pytorch", "$patch": "delete"}]),
-            f"{AT}.Worker.template.spec.containers",
-        ),
-        (
-            nested((*WORKER, "containers"), [{"name": "side"}]),
-            f"{AT}.Worker.template.spec.containers[0].image",
-        ),
-        ({"metadata": "text"}, "overlay.metadata.name"),
-    ],
-)
-def test_what_an_overlay_must_not_do(job, overlay, field):
-    with pytest.raises(SpecError) as caught:
-        render(job(replicas={"workers": 1}, overlay=overlay))
-    assert field in [problem.field for problem in caught.value.findings]
-
-
-@pytest.mark.parametrize(
     ("target", "overlay", "field"),
     [
+        ("pytorchjob", {"metadata": {"name": None}}, "overlay.metadata.name"),
+        ("pytorchjob", {"metadata": "text"}, "overlay.metadata.name"),
+        ("pytorchjob", {"apiVersion": "v1"}, "overlay.apiVersion"),
+        ("pytorchjob", {"status": {}}, "overlay.status"),
+        ("pytorchjob", {"spec": None}, "overlay.spec"),
         ("job", {"spec": 3}, "overlay.spec"),
         ("job", {"metadata": None}, "overlay.metadata"),
         ("job", {"spec": {"completions": "x"}}, "overlay.spec.completions"),
@@ -152,10 +128,7 @@ def test_an_overlay_of_another_shape_is_an_error_at_its_field(
     assert [problem.field for problem in caught.value.findings if problem.field.endswith(field)]
 
 
-def test_a_built_image_is_not_replaced_but_sidecars_have_theirs(built):
-    replace = container(image="other:1")
-    with pytest.raises(SpecError, match="would replace the image that is built"):
-        render(built(replicas={"workers": 1}, overlay=replace))
+def test_a_sidecar_has_its_image_beside_one_that_is_built(built):
     sidecar = nested((*WORKER, "containers"), [{"name": "side", "image": "side:1"}])
     made = manifest(built(replicas={"workers": 1}, overlay=sidecar), DIGEST)
     images = [one["image"] for one in at_path(made, *WORKER, "containers")]
