@@ -188,7 +188,9 @@ class Lifecycle:
             for index in range(group.count)
         )
         self.name, namespace = Object(job).name, Object(job).namespace
-        self.masters = tuple(one for one in self.replicas if one.group.role == Role.MASTER)
+        self.masters = tuple(
+            replica for replica in self.replicas if replica.group.role == Role.MASTER
+        )
         # The operator's messages name the namespace where there is no Master.
         self.title = f"{KIND} {'' if self.masters else f'{namespace}/'}{self.name}"
 
@@ -378,7 +380,8 @@ class Lifecycle:
 
     def pods(self) -> list[Json]:
         """The Pods as an apiserver would return them, Master first and by index."""
-        return [self._pod(one) for one in self.replicas if one.state is not ReplicaState.GONE]
+        with_pod = (replica for replica in self.replicas if replica.state is not ReplicaState.GONE)
+        return [self._pod(replica) for replica in with_pod]
 
     def _pod(self, replica: Replica) -> Json:
         template, role = Object(replica.group.template), replica.group.role
@@ -520,8 +523,8 @@ def _restarting(job: Lifecycle, _now: datetime) -> str:
 
 
 def _running(job: Lifecycle, _now: datetime) -> str:
-    running = any(one.state in _STARTED and not one.deleted for one in job.deciding)
-    return f"{job.title} is running." if running else ""
+    active = any(replica.state in _STARTED and not replica.deleted for replica in job.deciding)
+    return f"{job.title} is running." if active else ""
 
 
 RULES: Final[tuple[tuple[JobState, str, Callable[[Lifecycle, datetime], str]], ...]] = (

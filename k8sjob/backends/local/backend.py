@@ -120,14 +120,14 @@ class LocalBackend:
             Object(job).metadata.update(uid=ref.uid, creationTimestamp=stamp(now))
             events = [new_event(job, "Warning", *notice, now) for notice in prepared.notices]
             write_json(draft.state, {"job": job, "pods": [], "events": events})
-            launch = {
+            launch_data = {
                 "checkpoints": identity,
                 "source": source,
                 "spec": plan.spec.to_yaml(),
                 "max_restarts": plan.spec.policy.max_restarts,
-                "replicas": {name: asdict(one) for name, one in prepared.launches.items()},
+                "replicas": {name: asdict(launch) for name, launch in prepared.launches.items()},
             }
-            write_json(draft.launch, launch)
+            write_json(draft.launch, launch_data)
             draft.record_supervisor(os.getpid())  # until there is a supervisor
             with self._store.locked():
                 self._refuse_taken(ref.name)
@@ -192,14 +192,14 @@ class LocalBackend:
 
     def jobs(self) -> list[Snapshot]:
         """All jobs, the newest first; those past their ttl_after_finished are removed."""
-        found = []
+        snapshots = []
         for folder, snapshot in self._states():
             expired = has_ended(snapshot.job) and is_expired(snapshot.job, datetime.now(UTC))
             if expired and not folder.supervisor():
                 folder.remove()
             else:
-                found.append(snapshot)
-        return found
+                snapshots.append(snapshot)
+        return snapshots
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now; JobNotFound if it is gone."""
@@ -207,12 +207,12 @@ class LocalBackend:
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change; ends when it is gone, or `stop` is set."""
-        latest, seen = LatestState(self.folder(ref)), None
+        latest, shown = LatestState(self.folder(ref)), None
         with suppress(JobNotFound):
             while stop is None or not stop.is_set():
                 snapshot = latest.snapshot()
-                if snapshot is not seen:
-                    seen = snapshot
+                if snapshot is not shown:
+                    shown = snapshot
                     yield snapshot
                 time.sleep(POLL_SECONDS)
 
@@ -369,7 +369,7 @@ class LocalBackend:
 
 def _grace(folder: JobFolder) -> float:
     replicas = launch_of(folder).get("replicas") or {}
-    return max((float(one.get("grace", 0)) for one in replicas.values()), default=0.0)
+    return max((float(replica.get("grace", 0)) for replica in replicas.values()), default=0.0)
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:

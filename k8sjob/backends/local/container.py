@@ -203,8 +203,8 @@ class LocalContainer:
     def _drain(self) -> None:
         """Read the last of the output, without waiting for others that hold the pipe open."""
         deadline = time.monotonic() + 0.5
-        while self.read() and (left := deadline - time.monotonic()) > 0:
-            select.select([self.output], [], [], left)
+        while self.read() and (seconds := deadline - time.monotonic()) > 0:
+            select.select([self.output], [], [], seconds)
 
     def _kill_all(self) -> None:
         """SIGKILL for the process, its group, its descendants, and all that carry its mark."""
@@ -236,7 +236,7 @@ def _termination_message(path: Path) -> str:
 
 def _kill_family(root: int | None, mark: str) -> None:
     """SIGKILL for each process that descends from `root`, or whose environment holds `mark`."""
-    wanted = mark.encode()
+    variable = mark.encode()
     births = {
         int(e.name): _parent_and_start_time(e)
         for e in Path("/proc").iterdir()
@@ -252,7 +252,7 @@ def _kill_family(root: int | None, mark: str) -> None:
                     and _descends(pid, root, births)
                     and _parent_and_start_time(entry)[1] == birth[1]
                 )
-                if kin or wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if kin or variable in (entry / "environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(held, signal.SIGKILL)
             finally:
                 os.close(held)

@@ -58,7 +58,7 @@ class LogWriter:
         self._rest, self._tail = b"", bytearray()
         self._in_line = False
         self._source = os.fsencode(source)
-        self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
+        self._copies = {os.fsencode(path) for path in (copy, os.path.realpath(copy)) if copy}
         # A path that names a line of code. It may hold the folder many times, and is read once.
         # The runtime has its own rewriting (base/frames.py): the two share no module, and what it
         # writes into reasons does not come through here.
@@ -178,12 +178,12 @@ def read_last(folder: Path, replica: str, count: int) -> list[LogLine]:
 
     Of a long file only the end is read.
     """
-    found: list[LogLine] = []
+    lines: list[LogLine] = []
     for attempt in reversed(attempts(folder)):
-        found = [*_end_of(folder, replica, attempt, count - len(found)), *found]
-        if len(found) >= count:
+        lines = [*_end_of(folder, replica, attempt, count - len(lines)), *lines]
+        if len(lines) >= count:
             break
-    return found
+    return lines
 
 
 def _end_of(folder: Path, replica: str, attempt: int, count: int) -> list[LogLine]:

@@ -144,19 +144,19 @@ class LatestState:
         late = time.monotonic() >= self._look_at
         if self._snapshot is None or late or version != self._version:
             self._version, self._look_at = version, time.monotonic() + LOOK_SECONDS
-            known, self._snapshot = self._snapshot, None  # None stays if the job is gone
-            found = read_state(self._folder)
-            self._snapshot = known if found == known else found
+            before, self._snapshot = self._snapshot, None  # None stays if the job is gone
+            now = read_state(self._folder)
+            self._snapshot = before if now == before else now
         return self._snapshot
 
     def is_silent(self, replica: str) -> bool:
         """Whether a replica will write nothing more."""
         try:
-            found = self.snapshot()
+            snapshot = self.snapshot()
         except JobNotFound:
             return True
-        mine = (Pod(pod) for pod in found.pods if replica_of(pod) == replica)
-        return has_ended(found.job) and not any(pod.live for pod in mine)
+        pods = (Pod(pod) for pod in snapshot.pods if replica_of(pod) == replica)
+        return has_ended(snapshot.job) and not any(pod.live for pod in pods)
 
 
 # --- how a run was started ------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def find_run(store: Store, name: str) -> JobFolder:
 
 
 def resumed_checkpoints(
-    store: Store, name: str, source: str, own: str, *, run: str = ""
+    store: Store, name: str, source: str, uid: str, *, run: str = ""
 ) -> tuple[str, str]:
     """The checkpoints that a new run uses: those of its folder's last run, unless that succeeded.
 
@@ -233,7 +233,7 @@ def resumed_checkpoints(
         store: the state folder.
         name: of the job.
         source: the folder that its job.yaml is in, resolved.
-        own: the new run's uid, which names checkpoints of its own.
+        uid: of the new run, which names checkpoints of its own.
         run: the id of the run, or of kept checkpoints, that the user wants to resume; empty: none.
 
     Returns:
@@ -252,21 +252,21 @@ def resumed_checkpoints(
             continue  # damaged: its checkpoints are found by --resume alone
         succeeded = _succeeded(folder)
         if theirs == source:
-            return own if succeeded else checkpoints, ""
+            return uid if succeeded else checkpoints, ""
         if not (notice or succeeded) and _has_some(store.checkpoints(name, checkpoints)):
             notice = (
                 f"the checkpoints of local/{name}@{folder.run} are not used, since it ran in"
                 f" {theirs}; resume them with `--resume {folder.run}`"
             )
-    return own, notice
+    return uid, notice
 
 
 def _chosen(store: Store, name: str, run: str) -> str:
     """The checkpoints of a run, or those that a deleted run left."""
-    wanted = run.rpartition("@")[2][:8]
-    found = {folder.run: identity_of(folder) for folder in store.folders(name)}
-    kept = {path.name[:8]: path.name for path in store.checkpoints(name, "").glob("*")}
-    checkpoints = found.get(wanted) or kept.get(wanted)
+    run_id = run.rpartition("@")[2][:8]
+    of_runs = {folder.run: identity_of(folder) for folder in store.folders(name)}
+    on_disk = {path.name[:8]: path.name for path in store.checkpoints(name, "").glob("*")}
+    checkpoints = of_runs.get(run_id) or on_disk.get(run_id)
     if checkpoints is None or not _has_some(store.checkpoints(name, checkpoints)):
         raise JobNotFound(
             f"no checkpoints of a run {run!r} of {name!r} on this machine; `k8sjob list -o wide`"

@@ -180,13 +180,9 @@ class JobFolder:
         what changed later is no copy.
         """
         self.make_room()
-        left = _KEPT_COPIES
         with suppress(OSError):
-            copied = self.launch.stat().st_mtime_ns
-            copies = _copies(self.path.glob("replicas/*/work"), copied)
-            for size, path in sorted(copies):
-                left -= size
-                if left < 0:
+            for path, stays in self._copies("replicas/*/work"):
+                if not stays:
                     path.unlink(missing_ok=True)
 
     @property
@@ -196,15 +192,22 @@ class JobFolder:
 
     def code(self) -> dict[str, str]:
         """The SHA-256 of each file of the code by its name, except what `trim` removes."""
-        copied = self.launch.stat().st_mtime_ns
-        found, left = {}, _KEPT_COPIES
-        for size, path in sorted(_copies([self.work], copied)):
-            left -= size
-            if left >= 0 and not path.is_symlink():
+        digests = {}
+        for path, stays in self._copies("replicas/master-0/work"):
+            if stays and not path.is_symlink():
                 with open_file(path) as file:
                     digest = hashlib.sha256(file.read()).hexdigest()
-                found[str(path.relative_to(self.work))] = digest
-        return found
+                digests[str(path.relative_to(self.work))] = digest
+        return digests
+
+    def _copies(self, folders: str) -> Iterator[tuple[Path, bool]]:
+        """Each unchanged copy of a file, the smallest first, and whether `trim` lets it stay."""
+        copied, total = self.launch.stat().st_mtime_ns, 0
+        files = files_in(self.path.glob(folders))
+        copies = ((state.st_size, path) for state, path in files if state.st_ctime_ns <= copied)
+        for size, path in sorted(copies):
+            total += size
+            yield path, total <= _KEPT_COPIES
 
     def remove(self) -> None:
         """Remove the folder: renamed at once, then deleted."""
@@ -267,15 +270,15 @@ class Store:
 
     def folders(self, name: str | None = None) -> list[JobFolder]:
         """The folders of all jobs, or of those of one name, the newest first."""
-        found = []
+        dated = []
         for path in self._jobs.glob("[!.]*"):
             folder = JobFolder(path)
             if (name is None and not folder.name) or name not in (None, folder.name):
                 continue
             with suppress(FileNotFoundError):  # removed meanwhile
                 written = folder.launch if folder.launch.exists() else path
-                found.append((written.stat().st_mtime_ns, path))
-        return [JobFolder(path) for _, path in sorted(found, reverse=True)]
+                dated.append((written.stat().st_mtime_ns, path))
+        return [JobFolder(path) for _, path in sorted(dated, reverse=True)]
 
     def checkpoints(self, job: str, identity: str) -> Path:
         """The folder of the checkpoints of a job, and of those that resume it."""
@@ -335,13 +338,6 @@ def files_in(folders: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
             for path in (Path(parent, name) for name in names):
                 with suppress(OSError):
                     yield path.lstat(), path
-
-
-def _copies(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
-    """Size and path of each file that was not changed since a moment, in ns."""
-    for state, path in files_in(works):
-        if state.st_ctime_ns <= since:
-            yield state.st_size, path
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -174,8 +174,8 @@ class Supervisor:
     def _wait(self, seconds: float) -> None:
         """Write down output as it comes, for so long; returns when a container closes its own."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
+        while (remaining := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(remaining):
                 container: LocalContainer = key.data
                 if not container.read():
                     self._selector.unregister(key.fileobj)
@@ -216,7 +216,7 @@ class Supervisor:
         with suppress(Exception):
             for container in self._containers.values():
                 container.stop(0.0)
-            while not all(one.poll() for one in self._containers.values()):
+            while not all(container.poll() for container in self._containers.values()):
                 if time.monotonic() > deadline:
                     break
                 time.sleep(TICK_SECONDS)
@@ -237,8 +237,8 @@ class Supervisor:
             for name, value in variables().items()
             if not name.startswith(_NOT_INHERITED) and name not in _RANK_NAMES
         }
-        here = str(Path(sys.executable).parent)  # `python` means the one that runs k8sjob
-        inherited["PATH"] = os.pathsep.join(filter(None, (here, inherited.get("PATH", ""))))
+        programs = str(Path(sys.executable).parent)  # `python` means the one that runs k8sjob
+        inherited["PATH"] = os.pathsep.join(filter(None, (programs, inherited.get("PATH", ""))))
         port = self._port.getsockname()[1]
         values = {"MASTER_PORT": str(port), "PET_MASTER_PORT": str(port)}
         values["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
