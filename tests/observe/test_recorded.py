@@ -143,6 +143,9 @@ def unplaced(reason):
          "node-lost | master-0: its node ghost-lost is gone from the cluster", ""),
         ("drained", {f"pods.0.status.conditions.0.{key}": RECYCLED[key] for key in RECYCLED},
          "evicted | master-0: its node is gone", ""),
+        ("probe", {"pods.0.spec.containers.0.readinessProbe": None},
+         "master-awaited | the name probe-master-0 resolves; the Master is not ready, for 3 min",
+         ""),
         # An old kubelet's pull error is in an Event only; that of a Pod before it is no cause.
         ("image-registry", {STATE: {"waiting": UNSAID}},
          "registry | from its node: failed to do request: Head", ""),
