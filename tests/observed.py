@@ -1,7 +1,9 @@
 """Jobs, Pods and Events as an apiserver would return them, and a back end that returns them."""
 
 import copy
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -9,6 +11,11 @@ from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound
 
+RECORDED = {
+    file.stem: json.loads(file.read_text())
+    for file in sorted(Path(__file__).with_name("observe").glob("recorded/*.json"))
+}
+"""The sick jobs that test_recorded.py describes, by name."""
 LABEL = "training.kubeflow.org"
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 REF = JobRef("job", "ns", "u")

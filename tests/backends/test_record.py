@@ -1,5 +1,6 @@
 """Records: what is read from one is what was read from the job."""
 
+import copy
 import io
 import json
 import os
@@ -7,10 +8,10 @@ import re
 import zipfile
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from observed import RECORDED
 
 from k8sjob.backends import record as record_module
 from k8sjob.backends import record_storage
@@ -24,7 +25,6 @@ from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.targets.jobs import replica_names
 
-RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
 STAMP = "2026-01-01T00:05:00.000000000Z"
 
 
@@ -51,7 +51,7 @@ class Seen:
 
 
 def recorded(name="crash"):
-    return json.loads((RECORDED / f"{name}.json").read_text())
+    return copy.deepcopy(RECORDED[name])
 
 
 def written(seen, path, lines=()):
@@ -71,7 +71,7 @@ def messages(backend):
     return [one.message for one in why(backend)]
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in RECORDED.glob("*.json")))
+@pytest.mark.parametrize("name", RECORDED)
 def test_the_causes_are_those_of_the_job(name, tmp_path):
     seen = recorded(name)
     record, job = written(seen, tmp_path / "job.k8sjob"), Seen(seen)

@@ -5,8 +5,8 @@ import random
 import threading
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
+import observed
 import pytest
 from clusters import kubeconfig
 from hostile import VALUES, Recorded, changed, places
@@ -24,12 +24,8 @@ from k8sjob.observe.usage import read_usage
 from k8sjob.targets.object_types import typed_object
 from k8sjob.view.json_output import job_document
 
-FOLDER = Path(__file__).parents[1] / "observe/recorded"
 PARTS = ("job", "pods", "events", "related")
-RECORDED = {
-    path.stem: {part: [] for part in PARTS} | json.loads(path.read_text())
-    for path in sorted(FOLDER.glob("*.json"))
-}
+RECORDED = {name: {part: [] for part in PARTS} | seen for name, seen in observed.RECORDED.items()}
 
 
 def drawn(data):

@@ -1,12 +1,10 @@
 """What a record keeps of the time when more could be seen."""
 
-import json
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 
 import pytest
-from observed import NOW, at, ended, make_jobset, make_pod, snapshot
+from observed import NOW, RECORDED, at, ended, make_jobset, make_pod, snapshot
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import Records
@@ -23,8 +21,7 @@ class Recorded:
     recorded = False
 
     def __init__(self, name):
-        path = Path(__file__).with_name("recorded") / f"{name}.json"
-        seen = json.loads(path.read_text())
+        seen = RECORDED[name]
         moment = datetime.fromisoformat(seen["now"])
         self.shown = Snapshot(seen["job"], seen["pods"], seen["events"], moment)
         self.lines = seen["logs"]

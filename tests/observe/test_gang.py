@@ -3,17 +3,17 @@
 import copy
 import json
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 from clusters import Cluster
+from observed import RECORDED
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.related import related
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.diagnose import diagnose
 
-WAITS = json.loads(Path(__file__).with_name("recorded").joinpath("gang-queue.json").read_text())
+WAITS = RECORDED["gang-queue"]
 LOOK = "kubectl describe queues.scheduling.volcano.sh "
 QUOTA = "queue resource quota insufficient: insufficient nvidia.com/gpu"
 

@@ -11,17 +11,11 @@ import pytest
 from hostile import changed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observed import lacking
+from observed import RECORDED, lacking
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.diagnose.containers import explain_pull
-
-FOLDER = Path(__file__).with_name("recorded")
-
-RECORDED = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
-"""The jobs by name; `why` is the first cause and message; "..." at its end cuts it short."""
-
 
 BY_OUTPUT = {"inner-exception", "jobset-restart"}
 """Jobs of which only the output has the cause."""
@@ -39,6 +33,7 @@ def why(seen, *, logs=True, related=True):
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_a_recorded_job(name):
+    """`why` is the first cause and message; "..." at its end cuts it short."""
     seen = RECORDED[name]
     first, *others = why(seen)
     detail, expected = f"{first.cause} | {first.message}", seen["why"]
@@ -61,7 +56,7 @@ IMAGES = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_name_of_an_image_is_not_its_error(name, host, path):
     before, image = IMAGES[name].split("/", 1)
-    detail = (FOLDER / f"{name}.json").read_text()
+    detail = json.dumps(RECORDED[name])
     here = detail.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
     here = here.replace("v2/train/manifests/1", "v2/{}/manifests/{}".format(*path.split(":")))
     found = why(json.loads(here))

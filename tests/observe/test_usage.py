@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from observed import RECORDED
 from trainings import BEGIN, at, finished, job, line, met, pod, step
 
 from k8sjob.backends.api import TOO_FEW_GPUS, Snapshot
@@ -297,7 +298,7 @@ SPANS = json.loads(Path(__file__).with_name("recorded_usage.json").read_text())
 
 @pytest.mark.parametrize("name", sorted(SPANS))
 def test_a_recorded_job_without_its_output(name):
-    seen = json.loads(Path(__file__).with_name("recorded").joinpath(f"{name}.json").read_text())
+    seen = RECORDED[name]
     now = datetime.fromisoformat(seen["now"])
     snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []), at=now)
     assert usage(snapshot, []).seconds == SPANS[name]
