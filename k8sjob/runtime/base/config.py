@@ -161,9 +161,9 @@ def _decode(text: str) -> RuntimeConfig:
     body = _object(contract.CONFIG_ENV, text)
     body = {key: value for key, value in body.items() if key in _DEFAULTS}
     for key, value in body.items():
-        if wanted := _wanted(key, value):
+        if expected := _wanted(key, value):
             raise EnvError(
-                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, not {wanted}; "
+                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, not {expected}; "
                 "let `k8sjob render` write it"
             )
     return RuntimeConfig(**body)
@@ -175,16 +175,16 @@ def _wanted(key: str, value: Any) -> str:
     if key == "hang_timeout" and value is None:
         return ""
     if key == "checkpoint_every":
-        good, wanted = value == "epoch", '"epoch" or a number of steps'
+        good, expected = value == "epoch", '"epoch" or a number of steps'
         good = good or (type(value) is int and value > 0)
     elif isinstance(default, int | float):
-        good, wanted = type(value) in {int, type(default)}, "a number of at least 0"
+        good, expected = type(value) in {int, type(default)}, "a number of at least 0"
         good = good and 0 <= value < float("inf")
     elif isinstance(default, dict):
-        good, wanted = isinstance(value, dict), "a JSON object"
+        good, expected = isinstance(value, dict), "a JSON object"
     else:
-        good, wanted = isinstance(value, str) or value is default, "text"
-    return "" if good else wanted
+        good, expected = isinstance(value, str) or value is default, "text"
+    return "" if good else expected
 
 
 def _short(text: str) -> str:

@@ -125,8 +125,8 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
         else:
             spans.append((rank, rank))
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in spans[:8]]
-    one = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"rank{'' if one else 's'} {', '.join(shown)}{', ...' if len(spans) > 8 else ''}"
+    single = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"rank{'' if single else 's'} {', '.join(shown)}{', ...' if len(spans) > 8 else ''}"
 
 
 def peer_loss(error: BaseException) -> str | None:

@@ -44,9 +44,9 @@ def write_restart(restart: int, reason: Reason) -> None:
 
 def start_phase(ranks: Collection[Seen]) -> str:
     """The phase of a node's start: that of the process that is furthest behind."""
-    if not all(one.runs for one in ranks):
+    if not all(rank.runs for rank in ranks):
         return "python"
-    return "importing" if any(one.importing for one in ranks) else "running"
+    return "importing" if any(rank.importing for rank in ranks) else "running"
 
 
 Sink = Callable[[int, "Mapping[str, float]", float], None]
@@ -109,7 +109,7 @@ class Reporter:
         ]
         if bad:
             self._diverged = True
-            at = f" in {found}" if (found := _position(data)) else ""
+            at = f" in {position}" if (position := _position(data)) else ""
             self.warn(
                 f"the {bad[0]} is {data[bad[0]]}{at}: lower the learning rate, or look for bad"
                 " samples"
@@ -158,10 +158,10 @@ def _started(data: dict[str, Any]) -> str:
 
 
 def _progress(data: dict[str, Any]) -> str:
-    left = f"  {data['eta_s']:.0f} s left" if "eta_s" in data else ""
+    remaining = f"  {data['eta_s']:.0f} s left" if "eta_s" in data else ""
     return (
         f"epoch {data['epoch'] + 1}/{data['epochs']}  step {data['step']}/{data['steps']}  "
-        f"loss {_number(data['loss'])}  {data['samples_per_s']:.0f} samples/s{left}"
+        f"loss {_number(data['loss'])}  {data['samples_per_s']:.0f} samples/s{remaining}"
     )
 
 

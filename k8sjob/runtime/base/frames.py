@@ -58,17 +58,19 @@ class CodePlace(NamedTuple):
 
 def place_of_thread(thread: int) -> CodePlace:
     """The place of a thread by its identity, seen from another one."""
-    found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
-    frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
-    own = next((at for at, one in enumerate(frames) if _is_users(one.f_code.co_filename)), None)
-    within = frames[:own]
-    waits = any(place in one.f_code.co_filename for one in within for place in _COLLECTIVES)
-    if own is None:
+    innermost = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
+    frames = [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
+    user_frame = next(
+        (at for at, frame in enumerate(frames) if _is_users(frame.f_code.co_filename)), None
+    )
+    within = frames[:user_frame]
+    waits = any(place in frame.f_code.co_filename for frame in within for place in _COLLECTIVES)
+    if user_frame is None:
         return CodePlace("", waits=waits)
-    code, number = frames[own].f_code, frames[own].f_lineno
+    code, number = frames[user_frame].f_code, frames[user_frame].f_lineno
     # A torch.distributed.Work waits in C++, without a Python frame.
     line = linecache.getline(code.co_filename, number)
-    waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
+    waits = waits or (user_frame == 0 and ".wait(" in line and "os.wait(" not in line)
     return CodePlace(f"{with_user_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 
@@ -110,7 +112,7 @@ def stacks() -> str:
     Reads no file: the disk may be what a thread waits for.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
+    threads_in_words = []
     for ident, top in sys._current_frames().items():  # noqa: SLF001 - as above
         if not names.get(ident, "").startswith("k8sjob-"):
             calls = [
@@ -118,8 +120,8 @@ def stacks() -> str:
                 for frame, line in traceback.walk_stack(top)
             ]
             name = names.get(ident, ident)
-            found.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
-    return with_user_paths("\n".join(found))
+            threads_in_words.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
+    return with_user_paths("\n".join(threads_in_words))
 
 
 def users_threads(dump: str) -> str:
@@ -133,11 +135,11 @@ def fatal_place(dump: str) -> str:
 
     Where a thread without Python frames failed, it is the main thread's place, the last of all.
     """
-    _, found, rest = dump.rpartition("Current thread ")
-    threads = (rest if found else dump).split(" (most recent call first):\n")
+    _, marker, after = dump.rpartition("Current thread ")
+    threads = (after if marker else dump).split(" (most recent call first):\n")
     if len(threads) < 2:
         return ""
-    return next(iter(_places(threads[1 if found else -1].partition("\n\n")[0])), "")
+    return next(iter(_places(threads[1 if marker else -1].partition("\n\n")[0])), "")
 
 
 def aborted_beside_collective(dump: str) -> bool:
@@ -159,17 +161,17 @@ def embedded(message: str) -> Inner | None:
 
     Those of torch's DataLoader workers and of torch.multiprocessing.spawn do.
     """
-    _, found, rest = message.rpartition("Traceback (most recent call last):\n")
-    raised = _RAISED.search(rest) if found else None
+    _, marker, after = message.rpartition("Traceback (most recent call last):\n")
+    raised = _RAISED.search(after) if marker else None
     if raised is None:
         return None
-    return Inner(raised[1], raised[2] or "", next(reversed(_places(rest[: raised.start()])), ""))
+    return Inner(raised[1], raised[2] or "", next(reversed(_places(after[: raised.start()])), ""))
 
 
 def _places(text: str) -> list[str]:
     """The frames of the user's code in a text, in their order, each as file:line."""
-    found = _FRAME.findall(text)
-    return [f"{with_user_paths(file)}:{line}" for file, line in found if _is_users(file)]
+    places = _FRAME.findall(text)
+    return [f"{with_user_paths(file)}:{line}" for file, line in places if _is_users(file)]
 
 
 def failed_at(error: BaseException) -> str:
@@ -188,8 +190,8 @@ def failed_at(error: BaseException) -> str:
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
     """The last frame of the user's code, else the last of all; None if there is no frame."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    return next(reversed(own or frames), None)
+    of_user = [frame for frame in frames if _is_users(frame.filename)]
+    return next(reversed(of_user or frames), None)
 
 
 def _is_users(file: str) -> bool:

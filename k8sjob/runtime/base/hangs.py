@@ -56,9 +56,9 @@ def culprits(beats: Mapping[int, Beat | None], *, by_step: bool = True) -> tuple
     can be compared. A rank that never published a beat has None.
     """
     silent = [rank for rank, beat in beats.items() if beat is None or not beat.answered]
-    known = {rank: beat for rank, beat in beats.items() if beat is not None}
-    behind = min((beat.step for beat in known.values()), default=0)
-    elsewhere = {rank: beat.step for rank, beat in known.items() if beat.phase != SYNC}
+    present = {rank: beat for rank, beat in beats.items() if beat is not None}
+    behind = min((beat.step for beat in present.values()), default=0)
+    elsewhere = {rank: beat.step for rank, beat in present.items() if beat.phase != SYNC}
     last = [rank for rank, step in elsewhere.items() if by_step and step == behind]
     return tuple(sorted(silent or last or elsewhere))
 
@@ -75,8 +75,8 @@ def reason(
 
     Where nothing is known of the culprits, it is that of the first rank that has a beat.
     """
-    known = (beat for rank in (*guilty, *beats) if (beat := beats.get(rank)) is not None)
-    beat = next(known, Beat(-1, ""))
+    present = (beat for rank in (*guilty, *beats) if (beat := beats.get(rank)) is not None)
+    beat = next(present, Beat(-1, ""))
     return Reason(
         exit_code=ExitCode.HUNG,
         rank=rank,
@@ -126,32 +126,32 @@ def _state(beat: Beat | None) -> str:
 # --- ranks without a session ----------------------------------------------------------------------
 
 
-def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
+def hang_of(ranks: Mapping[int, Seen]) -> Reason | None:
     """Why a group without a session hangs, and which ranks cause it; None: no rank waits too long.
 
     Args:
-        seen: by rank, the state of all ranks that still run.
+        ranks: by rank, the state of all ranks that still run.
     """
-    late = min((rank for rank, state in seen.items() if state.stuck), default=None)
-    if late is None or any(state.steps_on for state in seen.values()):
+    late = min((rank for rank, state in ranks.items() if state.stuck), default=None)
+    if late is None or any(state.steps_on for state in ranks.values()):
         return None
     beats = {
-        rank: Beat(seen[rank].step, SYNC if seen[rank].waited else "", where=seen[rank].where)
-        for rank in (late, *sorted(seen))
+        rank: Beat(ranks[rank].step, SYNC if ranks[rank].waited else "", where=ranks[rank].where)
+        for rank in (late, *sorted(ranks))
         # A rank that stopped at once has not yet reported the size of its group.
-        if seen[rank].waited or seen[rank].ranks > 1 or rank < seen[late].ranks
+        if ranks[rank].waited or ranks[rank].ranks > 1 or rank < ranks[late].ranks
     }
     # Torch's hook counts the steps of all optimizers, of which ranks may have different numbers.
     guilty = culprits(beats, by_step=False)
-    works = any(seen[rank].works for rank in guilty)
-    if works and seen[late].waited < TIMEOUTS.patience:
+    works = any(ranks[rank].works for rank in guilty)
+    if works and ranks[late].waited < TIMEOUTS.patience:
         return None  # it prepares data: torch would let the others wait, too
-    message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
+    message = f"rank {late} has waited {ranks[late].waited} s in a collective, {ranks[late].where}"
     if guilty:
-        message = f"{places(seen, guilty)}; {message}"
-    elif len({state.where for state in seen.values()}) > 1:
-        message += f"; so have all others, in different lines: {places(seen, tuple(seen))}"
-    elif len(seen) > 1:
+        message = f"{places(ranks, guilty)}; {message}"
+    elif len({state.where for state in ranks.values()}) > 1:
+        message += f"; so have all others, in different lines: {places(ranks, tuple(ranks))}"
+    elif len(ranks) > 1:
         message += "; so have all others, in the same line: their calls there differ, in kind,"
         message += " source or shape, or one rank has made more of them before"
     else:
@@ -160,23 +160,24 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
     return reason(beats, guilty, message, rank=rank, kind="Late" if works else "Hang")
 
 
-def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
+def places(states: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
     """Where the ranks are in the user's code, in words; of many, the first."""
-    states = [(rank, seen[rank].where, seen[rank].works) for rank in ranks[:_MAX_SHOWN]]
+    shown = [(rank, states[rank]) for rank in ranks[:_MAX_SHOWN]]
     return ", ".join(
-        f"rank {rank} {'works' if works else 'is'} {f'at {where}' if where else 'in no known line'}"
-        for rank, where, works in states
+        f"rank {rank} {'works' if state.works else 'is'}"
+        f" {f'at {state.where}' if state.where else 'in no known line'}"
+        for rank, state in shown
     )
 
 
-def encode_ranks(seen: Mapping[int, Seen]) -> str:
+def encode_ranks(ranks: Mapping[int, Seen]) -> str:
     """The ranks that other nodes' agents must know to explain a hang.
 
     They are each rank that does not wait, and one of those that do: there may be thousands.
     """
-    late = max(seen, key=lambda rank: (seen[rank].stuck, seen[rank].waited, -rank), default=None)
-    told = {rank: asdict(state) for rank, state in seen.items() if rank == late or not state.waited}
-    return json.dumps(told)
+    late = max(ranks, key=lambda rank: (ranks[rank].stuck, ranks[rank].waited, -rank), default=None)
+    needed = ((rank, state) for rank, state in ranks.items() if rank == late or not state.waited)
+    return json.dumps({rank: asdict(state) for rank, state in needed})
 
 
 def decode_ranks(text: str) -> dict[int, Seen]:

@@ -110,16 +110,16 @@ class Observer:
         if self._file is None:
             return
         with self._writing:
-            seen = self.look()
+            state = self.look()
             with suppress(OSError):
                 os.utime(self._file)  # also on a full disk: the agent takes an old file for a hang
-                if seen == self._written:
+                if state == self._written:
                     return
             with suppress(OSError):
                 draft = self._file.with_suffix(".new")
-                draft.write_text(json.dumps(asdict(seen)))
+                draft.write_text(json.dumps(asdict(state)))
                 draft.replace(self._file)
-                self._written = seen
+                self._written = state
 
     @classmethod
     def _forget(cls) -> None:
@@ -252,8 +252,8 @@ class HeartbeatMonitor:
             file, mtime = self._files[index], 0
             with suppress(OSError):
                 mtime = file.stat().st_mtime_ns if file else 0
-            known = before.get(index, (-1, now))
-            self._seen[index] = known if known[0] == mtime else (mtime, now)
+            mark = before.get(index, (-1, now))
+            self._seen[index] = mark if mark[0] == mtime else (mtime, now)
         return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
 
 
@@ -292,22 +292,23 @@ def _needs_others(thread: int) -> bool:
     innermost = frames[thread].f_code.co_filename if thread in frames else ""
     if _TORCH not in innermost:
         return caller(frames.get(thread))[0] == innermost
-    known = {one.ident for one in threading.enumerate() if type(one) is not threading._DummyThread}  # noqa: SLF001 - there is no public form
-    return frames.keys() <= known and not any(place in innermost for place in _WITHOUT_PEERS)
+    dummy = threading._DummyThread  # noqa: SLF001 - there is no public form
+    started = {live.ident for live in threading.enumerate() if type(live) is not dummy}
+    return frames.keys() <= started and not any(place in innermost for place in _WITHOUT_PEERS)
 
 
 def _own_timeout() -> float:
     """The longest timeout in seconds that the script gave a group in place of torch's default."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    given = [0.0]
+    timeouts = [0.0]
     with suppress(Exception):  # torch's internals: another version may not have them
         for group in list(c10d._world.pg_map):  # noqa: SLF001 - there is no public form
             for device in group._device_types:  # noqa: SLF001 - likewise
                 backend = group._get_backend(device)  # noqa: SLF001 - likewise
                 timeout = backend.options._timeout  # noqa: SLF001 - likewise
                 if timeout > c10d._get_default_timeout(backend.name()):  # noqa: SLF001 - likewise
-                    given.append(timeout.total_seconds())
-    return max(given)
+                    timeouts.append(timeout.total_seconds())
+    return max(timeouts)
 
 
 def _cpu_clock(thread: int) -> int | None:

@@ -65,26 +65,26 @@ class StepClock:
         self._steps: dict[int, int] = {}
         self._since = 0.0
 
-    def look(self, seen: Mapping[int, Seen]) -> dict[str, Any] | None:
+    def look(self, ranks: Mapping[int, Seen]) -> dict[str, Any] | None:
         """A wait that is to be reported, see LongWaits.
 
         A rank that ends, or leaves the script by an exception, makes no progress by that.
         """
         stepped = False
-        for rank, one in seen.items():
-            before = self._steps.get(rank, one.step)
-            stepped = stepped or one.step > before
-            self._steps[rank] = max(one.step, before)
-        begun = max(self._steps.values(), default=-1) >= 0 or any(r.waited for r in seen.values())
-        known = begun and 0 in seen and seen[0].where
-        if stepped or not (known or self._waits.reported):
+        for rank, state in ranks.items():
+            before = self._steps.get(rank, state.step)
+            stepped = stepped or state.step > before
+            self._steps[rank] = max(state.step, before)
+        begun = max(self._steps.values(), default=-1) >= 0 or any(r.waited for r in ranks.values())
+        located = begun and 0 in ranks and ranks[0].where
+        if stepped or not (located or self._waits.reported):
             self._since = time.monotonic()
-        return self._waits.look(self._since) if known or stepped else None
+        return self._waits.look(self._since) if located or stepped else None
 
 
-def step_missing(wait: Mapping[str, Any], seen: Mapping[int, Seen]) -> dict[str, Any]:
+def step_missing(wait: Mapping[str, Any], ranks: Mapping[int, Seen]) -> dict[str, Any]:
     """The warning of such a wait; on GPUs it is not seen which ranks wait, so all have a place."""
-    return {"message": f"no optimizer step for {wait['seconds']} s: {places(seen, tuple(seen))}"}
+    return {"message": f"no optimizer step for {wait['seconds']} s: {places(ranks, tuple(ranks))}"}
 
 
 def warn_of_wait(

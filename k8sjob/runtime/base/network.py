@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def is_loopback(addr: str) -> bool:
     """Whether an address stays on this machine."""
-    found = _ip_address(addr)
-    return found is not None and found.is_loopback
+    address = _ip_address(addr)
+    return address is not None and address.is_loopback
 
 
 def _ip_address(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -57,8 +57,8 @@ def describe(reason: Reason) -> str:
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
     if reason.type == "Exit" and message.startswith(f"exited with code {reason.exit_code}"):
         return f"{who}{message}{where}"
-    what = ": ".join(filter(None, (reason.type, message)))
-    return f"{who}{what}{where}, exit code {reason.exit_code}"
+    end = ": ".join(filter(None, (reason.type, message)))
+    return f"{who}{end}{where}, exit code {reason.exit_code}"
 
 
 def enable_stacks(file: Path | None) -> None:

@@ -115,19 +115,19 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         epochs: int,
         test_batches: int,
         saved: Saved | None,
-        others: Iterable[Any],
+        callbacks: Iterable[Any],
     ) -> None:
         """Callback of one rank.
 
         `test_batches` are those of this rank in an evaluation of Keras's own; 0 without one.
-        `others` are the user's callbacks, the same on all ranks; those that look at batches may
+        `callbacks` are the user's callbacks, the same on all ranks; those that look at batches may
         stop within an epoch.
         """
         super().__init__()
         self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved
         self._placement, self._test_batches = placement, test_batches
         self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
-        self.asks = any(_looks_at_batches(other) for other in others)
+        self.asks = any(_looks_at_batches(callback) for callback in callbacks)
         self._steps = saved.step if saved else 0
         earlier = saved.state.get("history", {}) if saved else {}
         self.history: dict[str, list[Any]] = {name: list(earlier[name]) for name in earlier}
@@ -219,8 +219,8 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     def _variables(self) -> Mapping[str, Sequence[Any]]:
         """The variables of a checkpoint: the model's weights and seeds, and the optimizer's."""
         metrics = {id(variable) for variable in self.model.metrics_variables}
-        own = [variable for variable in self.model.variables if id(variable) not in metrics]
-        return {"model": own, "optimizer": self.model.optimizer.variables}
+        of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
+        return {"model": of_model, "optimizer": self.model.optimizer.variables}
 
     def _save(self, epoch: int) -> None:
         checkpointer, mesh = self._context.checkpointer, self._placement.mesh
@@ -247,24 +247,24 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
             return
         for kind, variables in self._variables().items():
             # By order: names contain the number of models that a process has made.
-            found = list(self._saved.state[kind].values())
-            then, now = ([tuple(item.shape) for item in items] for items in (found, variables))
+            stored = list(self._saved.state[kind].values())
+            then, now = ([tuple(item.shape) for item in items] for items in (stored, variables))
             if then != now:
                 raise ValueError(
                     f"{self._saved.path} does not fit this {kind}: {len(then)} variables there and"
                     f" {len(now)} here, or other shapes; resume with the code that saved it, or"
                     f" {FROM_SCRATCH}"
                 )
-            for variable, value in zip(variables, found, strict=True):
+            for variable, value in zip(variables, stored, strict=True):
                 self._placement.write(variable, value)
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
     """Keras's paths, with a number after repeated ones."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     names = []
     for variable in variables:
-        count = seen[variable.path] = seen.get(variable.path, 0) + 1
+        count = counts[variable.path] = counts.get(variable.path, 0) + 1
         names.append(variable.path if count == 1 else f"{variable.path}_{count}")
     return names
 

@@ -64,8 +64,8 @@ class JaxProcesses:
     def _join(self, env: DistEnv, group: Group) -> None:
         # Its own handler of SIGTERM would take the place of ours, and a rank that fails would wait
         # for the others at its end.
-        wanted = {"jax_enable_preemption_service": False, "jax_enable_recoverability": True}
-        for name, value in wanted.items():
+        settings = {"jax_enable_preemption_service": False, "jax_enable_recoverability": True}
+        for name, value in settings.items():
             if hasattr(self._jax.config, name):
                 self._jax.config.update(name, value)
         with reserve("") as free:

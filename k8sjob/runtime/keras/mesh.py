@@ -89,13 +89,13 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
     def get_variable_layout(self, variable: Any) -> Any:
         """That of the job, else the same on all ranks."""
         self._asked_for.add(id(variable))
-        found = super().get_variable_layout(variable)
-        layout.check_axes(variable.path, found.axes, len(variable.shape))
+        axis_layout = super().get_variable_layout(variable)
+        layout.check_axes(variable.path, axis_layout.axes, len(variable.shape))
         sizes = {"data": self.ranks.data_size, "model": self.ranks.model_size}
-        for dim, axis in enumerate(found.axes):
+        for dim, axis in enumerate(axis_layout.axes):
             if axis is not None:
                 layout.check_size(variable.path, dim, variable.shape[dim], axis, sizes[axis])
-        return found
+        return axis_layout
 
     def made(self, variables: Sequence[Any]) -> bool:
         """Whether all of these were made since this was set."""
@@ -104,8 +104,8 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
     def check_used(self, variables: Sequence[Any]) -> None:
         """Refuse a key of the layout that fits no variable or output of a built model."""
         outputs = [path for path in self._layouts.asked if path.endswith("/output")]
-        known = [*(variable.path for variable in variables), *outputs]
-        layout.check_used(self._layouts.axes, self._layouts.used, known)
+        paths = [*(variable.path for variable in variables), *outputs]
+        layout.check_used(self._layouts.axes, self._layouts.used, paths)
 
 
 def _devices(world_size: int) -> list[str]:
@@ -123,11 +123,11 @@ def _devices(world_size: int) -> list[str]:
 @contextmanager
 def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
     """Models that are made meanwhile are divided; EnvError if Keras cannot."""
-    wanted, found = options["keras_backend"], keras.backend.backend()
-    if found != wanted:
+    backend, current = options["keras_backend"], keras.backend.backend()
+    if current != backend:
         raise EnvError(
-            f"Keras computes with {found}, and strategy.keras_backend is {wanted}; set"
-            f" KERAS_BACKEND={wanted} before `import keras` (`k8sjob run` and the pods do), seen"
+            f"Keras computes with {current}, and strategy.keras_backend is {backend}; set"
+            f" KERAS_BACKEND={backend} before `import keras` (`k8sjob run` and the pods do), seen"
             f" {copy_environ().get('KERAS_BACKEND')!r}"
         )
     before = distribution.distribution()
@@ -148,14 +148,14 @@ class ShardedModel(Placement):
     """Each rank has the parts of its place on the mesh; see Placement."""
 
     def __init__(self, context: RankContext, model: Any) -> None:
-        found = distribution.distribution()
-        if not isinstance(found, JobDistribution):
+        distributed = distribution.distribution()
+        if not isinstance(distributed, JobDistribution):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
-                f"keras.distribution was set by the script, to {type(found).__name__}, and"
+                f"keras.distribution was set by the script, to {type(distributed).__name__}, and"
                 " strategy.kind: keras_mesh sets it from the job.yaml; remove set_distribution() or"
                 " keras.utils.clear_session() from the session"
             )
-        self._distribution, self.mesh = found, found.ranks
+        self._distribution, self.mesh = distributed, distributed.ranks
         self._context, self._model = context, model
         self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
         # The same samples in the same rows of a batch, whatever the mesh: masks go by rows.
@@ -164,7 +164,7 @@ class ShardedModel(Placement):
     @cached_property
     def sharded(self) -> bool:
         """Whether some variable is divided along an axis."""
-        return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
+        return any(isinstance(self.read(variable), DTensor) for variable in self._model.variables)
 
     def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """One of our own."""
@@ -215,8 +215,8 @@ class ShardedModel(Placement):
         piece = model_state.part(value, self.read(variable))
         local = piece.to_local() if isinstance(piece, DTensor) else piece
         if self._divisions is _of_torch:
-            own, _ = _of_torch(variable.value)
-            own.copy_(local)
+            target, _ = _of_torch(variable.value)
+            target.copy_(local)
         else:
             variable.assign(_jax_array(local, like=variable.value))
 
@@ -250,8 +250,8 @@ def _jax_array(local: Tensor, *, like: Any) -> Any:
     raw, _ = _of_jax(like)
     (device,) = like.addressable_data(0).devices()
     # A copy: the array takes the tensor's memory over.
-    here = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
-    arrays = [jax.device_put(here, device)]
+    whole = jax.numpy.from_dlpack(local.to(raw.dtype, copy=True).contiguous())
+    arrays = [jax.device_put(whole, device)]
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
 
 
@@ -267,12 +267,12 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         super().__init__()
         self._context, self._distribution = context, distribution.distribution()
         mesh = self._distribution.ranks
-        rest = len(dataset) % mesh.data_size
-        together = len(dataset) - rest
+        surplus = len(dataset) % mesh.data_size
+        together = len(dataset) - surplus
         mine = range(mesh.data_rank, together, mesh.data_size)
         batches = [list(mine[at : at + TEST_BATCH]) for at in range(0, len(mine), TEST_BATCH)]
         self._divided = len(batches)
-        if rest:
+        if surplus:
             batches.append(list(range(together, len(dataset))))
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
@@ -290,8 +290,8 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         finally:
             object.__delattr__(model, "reset_metrics")
             self._distribution.whole_batches = False
-        found = model.get_metrics_result()
-        logs |= {f"val_{name}": float(value) for name, value in found.items()}
+        metrics = model.get_metrics_result()
+        logs |= {f"val_{name}": float(value) for name, value in metrics.items()}
 
 
 @contextmanager
@@ -304,20 +304,20 @@ def undivided(context: RankContext, model: Any) -> Iterator[Any]:
     weights: Sequence[Tensor] = [
         model_state.whole(pieces.read(variable), keep=context.is_main) for variable in model.weights
     ]
-    found, random = distribution.distribution(), rng.capture(context.device)
+    before, random = distribution.distribution(), rng.capture(context.device)
     distribution.set_distribution(None)
     try:
         yield _copy(model, weights, context.reporter.warn) if context.is_main else None
     finally:
-        distribution.set_distribution(found)
+        distribution.set_distribution(before)
         rng.restore(random, context.device)  # a copy's layers draw seeds, which the others do not
 
 
 def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
     # The script's own classes need not be registered with Keras: they are here.
-    own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
-    own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
-    named = {one.__name__: one for one in own if hasattr(one, "__name__")}
+    classes = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
+    classes += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
+    named = {class_.__name__: class_ for class_ in classes if hasattr(class_, "__name__")}
     with keras.saving.custom_object_scope(named):
         copy = type(model).from_config(model.get_config())
         if not copy.built:

@@ -89,9 +89,9 @@ class AsTorch(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output for a tensor, several of them, or a dict by the names of the inputs."""
-        given = named or (inputs[0] if len(inputs) == 1 else list(inputs))
+        call_inputs = named or (inputs[0] if len(inputs) == 1 else list(inputs))
         with on(self._device):  # also where Keras was imported after the session began
-            return self.keras(given, training=self.keras.training)
+            return self.keras(call_inputs, training=self.keras.training)
 
 
 class Moved:
@@ -133,9 +133,11 @@ class Seeds:
     """
 
     def __init__(self, model: Any) -> None:
-        kept = [*model.weights, *getattr(model, "metrics_variables", ())]
-        known = {id(variable) for variable in kept}
-        self._states = [variable.value for variable in model.variables if id(variable) not in known]
+        saved = [*model.weights, *getattr(model, "metrics_variables", ())]
+        saved_ids = {id(variable) for variable in saved}
+        self._states = [
+            variable.value for variable in model.variables if id(variable) not in saved_ids
+        ]
         self._first = [int(state[0]) for state in self._states]
 
     def part(self, stream: int) -> None:
@@ -184,9 +186,9 @@ class KerasOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what state_dict() gave; ValueError if it is of another optimizer."""
-        found, own = state_dict.get("variables"), self.keras.variables
-        shapes = None if found is None else [tuple(value.shape) for value in found]
-        if found is None or shapes != [tuple(variable.shape) for variable in own]:
+        values, variables = state_dict.get("variables"), self.keras.variables
+        shapes = None if values is None else [tuple(value.shape) for value in values]
+        if values is None or shapes != [tuple(variable.shape) for variable in variables]:
             raise ValueError("the state of another optimizer, or of one for other weights")
-        for variable, value in zip(own, found, strict=True):
+        for variable, value in zip(variables, values, strict=True):
             variable.assign(value.to(variable.value.device))

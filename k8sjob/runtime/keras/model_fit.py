@@ -73,11 +73,11 @@ def fit(
     )
     _check_feed(feed)
     saved = context.checkpointer.newest(KIND) if context.checkpointer else None
-    own = [one for one in callbacks if context.is_main or not isinstance(one, _WRITERS)]
+    on_rank = [user for user in callbacks if context.is_main or not isinstance(user, _WRITERS)]
     held_out = None
     if validation is not None:
         first, held_out = placement.evaluation(_dataset(validation), loader_options)
-        own = [*first, *own]
+        on_rank = [*first, *on_rank]
     callback = JobCallback(
         context,
         feed,
@@ -85,7 +85,7 @@ def fit(
         epochs=epochs,
         test_batches=0 if held_out is None else len(held_out),
         saved=saved,
-        others=callbacks,
+        callbacks=callbacks,
     )
     context.begin()
     try:
@@ -95,7 +95,7 @@ def fit(
                 epochs=epochs,
                 initial_epoch=_resume(context, saved, epochs),
                 validation_data=held_out,
-                callbacks=Callbacks(own, callback, model=model, epochs=epochs, verbose=0),
+                callbacks=Callbacks(on_rank, callback, model=model, epochs=epochs, verbose=0),
                 shuffle=False,  # the feed does
                 verbose=0,
             )
@@ -118,8 +118,10 @@ def predict(context: RankContext, model: Any, data: Any, batch_size: int) -> Any
     context.calls.check("job.predict", f"{count} samples")
     first, last = (number * count // ranks for number in (context.rank, context.rank + 1))
     # A rank without samples predicts one too: it shows the shape of what it has none of.
-    own = slice(first, max(last, first + 1))
-    output = model.predict(tree_map(lambda part: part[own], data), batch_size=batch_size, verbose=0)
+    rows = slice(first, max(last, first + 1))
+    output = model.predict(
+        tree_map(lambda part: part[rows], data), batch_size=batch_size, verbose=0
+    )
 
     def whole(part: Any) -> Any:
         return torch.cat(context.group.gather(torch.as_tensor(part[: last - first]))).numpy()
@@ -207,8 +209,8 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
         raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
     if kind not in {"ddp", "keras", "keras_mesh"}:
         raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
-    wanted = strategies.keras_backend(kind, context.config.options) or "torch"
-    if problem := keras_model.refuse(model, backend=wanted):
+    backend = strategies.keras_backend(kind, context.config.options) or "torch"
+    if problem := keras_model.refuse(model, backend=backend):
         raise ValueError(problem)
     if model.compiled and model.steps_per_execution != 1:
         raise ValueError(
@@ -224,7 +226,7 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
     context.fitted = weakref.ref(model)
     if not model.compiled:
         raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
-    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
         raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; remove it")
     if kind == "keras_mesh":
         _check_divided(context, callbacks)
@@ -234,14 +236,14 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
 
 def _check_divided(context: RankContext, callbacks: Sequence[Any]) -> None:
     if context.config.options.get("layout"):
-        for one in callbacks:
+        for callback in callbacks:
             for option in ("restore_best_weights", "histogram_freq"):
-                if getattr(one, option, 0):
+                if setting := getattr(callback, option, 0):
                     raise ValueError(
-                        f"{type(one).__name__}({option}={getattr(one, option)}): no rank has the"
-                        " whole model; leave it out"
+                        f"{type(callback).__name__}({option}={setting}): no rank has the whole"
+                        " model; leave it out"
                     )
-    if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
+    if any(isinstance(callback, keras.callbacks.ModelCheckpoint) for callback in callbacks):
         raise ValueError(
             "ModelCheckpoint: no rank has the whole model; remove it, set checkpoint.dir (every"
             " epoch is saved), and write a file of Keras's own with job.save_model(model, path)"

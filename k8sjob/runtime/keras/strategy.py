@@ -176,7 +176,7 @@ class ReplicatedModel(Placement):
         sums = [variable.value.detach().double().sum() for variable in weights]
         ranks = group.gather(torch.stack(sums).cpu())
         apart = torch.stack(
-            [~torch.isclose(one, ranks[0], rtol=0, atol=0, equal_nan=True) for one in ranks]
+            [~torch.isclose(result, ranks[0], rtol=0, atol=0, equal_nan=True) for result in ranks]
         )
         for place in apart.any(dim=0).nonzero().flatten().tolist():
             mine = weights[place].value.detach()

@@ -65,10 +65,10 @@ class Strategy:
 
 
 def assemble(
-    model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
+    model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **fields: Any
 ) -> Strategy:
     """A strategy; what is not given is that of a model that each rank has whole."""
-    parts = own.setdefault("parts", partial(model_state.parts, model))
+    parts = fields.setdefault("parts", partial(model_state.parts, model))
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
@@ -81,4 +81,4 @@ def assemble(
         "counts": mesh.has_data,
         "rng_stream": mesh.data_rank,
     }
-    return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
+    return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **fields})

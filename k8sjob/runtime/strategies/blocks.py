@@ -38,21 +38,21 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
             if not any(_inside(owner, name) for owner in shared)
         }
     layers = {name: layer for name, layer in model.named_modules() if name}
-    found = {name: layers[name] for name in matched(patterns, layers, "strategy.blocks", "layer")}
-    _check(model, found)
-    return found
+    blocks = {name: layers[name] for name in matched(patterns, layers, "strategy.blocks", "layer")}
+    _check(model, blocks)
+    return blocks
 
 
-def matched(patterns: Sequence[str], names: Collection[str], setting: str, what: str) -> list[str]:
+def matched(patterns: Sequence[str], names: Collection[str], setting: str, noun: str) -> list[str]:
     """The names that equal a pattern, or match it whole; ValueError if none matches one of them."""
-    found: dict[str, None] = {}
+    names_matched: dict[str, None] = {}
     for pattern in patterns:
         fitting = [name for name in names if name == pattern or re.fullmatch(pattern, name)]
         if not fitting:
             valid = names_of(names) or "none"
-            raise ValueError(f"{setting}: {pattern!r} matches no {what}; valid {what}s: {valid}")
-        found |= dict.fromkeys(fitting)
-    return list(found)
+            raise ValueError(f"{setting}: {pattern!r} matches no {noun}; valid {noun}s: {valid}")
+        names_matched |= dict.fromkeys(fitting)
+    return list(names_matched)
 
 
 def tied(model: nn.Module) -> list[list[str]]:
@@ -60,7 +60,7 @@ def tied(model: nn.Module) -> list[list[str]]:
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    return [found for found in names.values() if len(found) > 1]
+    return [aliases for aliases in names.values() if len(aliases) > 1]
 
 
 def prepare_layers(model: nn.Module, options: Options, *, as_one: bool = False) -> list[nn.Module]:
@@ -108,16 +108,16 @@ def _members(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
             yield f"{prefix}{name}", child
 
 
-def _check(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    for name in found:
-        outer = next((other for other in found if other != name and _inside(name, other)), None)
+def _check(model: nn.Module, blocks: dict[str, nn.Module]) -> None:
+    for name in blocks:
+        outer = next((block for block in blocks if block != name and _inside(name, block)), None)
         if outer is not None:
             raise ValueError(
                 f"strategy.blocks: {name!r} is inside {outer!r}, which is a block too; leave one"
                 " out"
             )
     for names in tied(model):
-        owners = {next((b for b in found if _inside(name, b)), "") for name in names}
+        owners = {next((b for b in blocks if _inside(name, b)), "") for name in names}
         if len(owners) > 1:
             raise ValueError(
                 f"strategy.blocks: {' and '.join(names)} are one parameter and must be in one "

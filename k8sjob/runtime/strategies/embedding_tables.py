@@ -84,8 +84,8 @@ def make_optimizer(kind: type[Optimizer], pickled: dict[str, Any]) -> None:
     """Make the optimizer of this server's tables: its class, and the trainers' pickled state."""
     optimizer = kind.__new__(kind)
     (group,) = pickled["param_groups"]
-    own = {**group, "params": list(_HELD.weights.values())}
-    optimizer.__setstate__({**pickled, "param_groups": [own], "state": defaultdict(dict)})
+    held = {**group, "params": list(_HELD.weights.values())}
+    optimizer.__setstate__({**pickled, "param_groups": [held], "state": defaultdict(dict)})
     _HELD.optimizer = optimizer
 
 
@@ -198,11 +198,11 @@ class RemoteTables:
 
     def state(self) -> dict[str, tuple[Tensor, dict[str, Any]]]:
         """Name of each table -> its weight and its optimizer's state, whole."""
-        found = self.call(state)
+        answers = self.call(state)
         whole = {}
         for name in self.names:
-            weights = [weights[name] for weights, _ in found]
-            states = [states[name] for _, states in found]
+            weights = [weights[name] for weights, _ in answers]
+            states = [states[name] for _, states in answers]
             joined = {key: _joined([s[key] for s in states], weights) for key in states[0]}
             whole[name] = torch.cat(weights, dim=1), joined
         return whole
@@ -242,16 +242,16 @@ def choose(model: nn.Module, patterns: Sequence[str], servers: int) -> list[str]
     Raises:
         ValueError: there is no such table, or one that cannot be divided.
     """
-    known = {
+    tables = {
         name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, nn.EmbeddingBag | nn.Embedding)
     }
-    named = matched(patterns, known, "strategy.tables", "table")
-    bags = [name for name, layer in known.items() if isinstance(layer, nn.EmbeddingBag)]
-    chosen = [name for name in known if name in (named if patterns else bags)]
+    named = matched(patterns, tables, "strategy.tables", "table")
+    bags = [name for name, layer in tables.items() if isinstance(layer, nn.EmbeddingBag)]
+    chosen = [name for name in tables if name in (named if patterns else bags)]
     if not chosen:
-        valid = f"valid tables: {names_of(known) or 'none'}"
+        valid = f"valid tables: {names_of(tables) or 'none'}"
         raise ValueError(
             f"strategy.tables: {type(model).__name__} has no nn.EmbeddingBag for the servers; name"
             f" nn.Embedding layers ({valid}), or use kind: ddp"

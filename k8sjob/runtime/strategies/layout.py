@@ -25,7 +25,7 @@ _OUTPUT = ".output"
 def parameters(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, int]:
     """Dimension along which each parameter is divided, by all names of a tied one."""
     chosen = _chosen(model, layout)
-    found: dict[nn.Parameter, tuple[str, int | None]] = {}
+    dims: dict[nn.Parameter, tuple[str, int | None]] = {}
     names: dict[str, int] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name not in chosen:
@@ -33,14 +33,14 @@ def parameters(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, int]:
         axes = chosen[name]
         _check(name, axes, parameter.ndim)
         dim = model_dim(axes)
-        other, before = found.setdefault(parameter, (name, dim))
+        first, before = dims.setdefault(parameter, (name, dim))
         if before != dim:
             raise ValueError(
-                f"strategy.layout: {other} and {name} are one parameter, and their layouts differ; "
+                f"strategy.layout: {first} and {name} are one parameter, and their layouts differ; "
                 "give both the same, or one of them none"
             )
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        _, along = found.get(parameter, ("", None))
+        _, along = dims.get(parameter, ("", None))
         if along is not None:
             names[name] = along
     return names
@@ -74,13 +74,13 @@ def key_for(name: str, layout: Mapping[str, Axes]) -> str | None:
     return keys[0] if keys else None
 
 
-def check_used(layout: Mapping[str, Axes], used: Collection[str], known: Iterable[str]) -> None:
-    """Refuse a key that no name has; `used` are those that one of the `known` names has."""
+def check_used(layout: Mapping[str, Axes], used: Collection[str], names: Iterable[str]) -> None:
+    """Refuse a key that no name has; `used` are those that one of the `names` has."""
     for key in layout:
         if key not in used:
             raise ValueError(
                 f"strategy.layout: {key!r} matches no parameter and no output; valid names:"
-                f" {names_of(known)}"
+                f" {names_of(names)}"
             )
 
 
@@ -105,14 +105,14 @@ def check_size(name: str, dim: int, size: int, axis: str, ranks: int) -> None:
 
 def _chosen(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
     """Every name that has a layout."""
-    known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    known += [f"{name}{_OUTPUT}" for name, _ in model.named_modules() if name]
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names += [f"{name}{_OUTPUT}" for name, _ in model.named_modules() if name]
     chosen: dict[str, str] = {}
-    for name in known:
+    for name in names:
         key = key_for(name, layout)
         if key is not None:
             chosen[name] = key
-    check_used(layout, set(chosen.values()), known)
+    check_used(layout, set(chosen.values()), names)
     return {name: layout[key] for name, key in chosen.items()}
 
 

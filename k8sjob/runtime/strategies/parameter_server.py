@@ -159,20 +159,20 @@ class _State:
     def capture(self, optimizer: Optimizer) -> dict[str, Any]:
         """See Strategy.capture."""
         self._group.barrier()  # each trainer's last step is on the servers
-        found = self._joined(optimizer) if self._group.rank == 0 else {}
+        state = self._joined(optimizer) if self._group.rank == 0 else {}
         self._group.barrier()
-        return found
+        return state
 
     def restore(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """See Strategy.restore; rank 0 gives the servers their parts."""
         state = {key: gathered(state[key]) for key in ("model", "optimizer")}
         self._whole.restore(optimizer, state)
         if self._group.rank == 0:
-            found = state["optimizer"]["state"]
+            stored = state["optimizer"]["state"]
             keys = {name: f"{name}.weight" for name in self._remote.names}
             numbers = {name: self._whole.parameters.index(key) for name, key in keys.items()}
             of_tables = {
-                name: (state["model"][key], found.get(numbers[name], {}))
+                name: (state["model"][key], stored.get(numbers[name], {}))
                 for name, key in keys.items()
             }
             self._remote.call(embedding_tables.set_rates, _rates(optimizer))
@@ -180,12 +180,12 @@ class _State:
         self._group.barrier()
 
     def _joined(self, optimizer: Optimizer) -> dict[str, Any]:
-        of_tables = {f"{name}.weight": own for name, own in self._remote.state().items()}
+        of_tables = {f"{name}.weight": table for name, table in self._remote.state().items()}
         dense = on_host(model_state.parts(self._model, optimizer))
         weights = dense["model"] | {key: weight for key, (weight, _) in of_tables.items()}
         names = [name for name, _ in self._model.named_parameters()]
-        state = {names[at]: found for at, found in dense["optimizer"]["state"].items()}
-        state |= {key: found for key, (_, found) in of_tables.items()}
+        state = {names[at]: values for at, values in dense["optimizer"]["state"].items()}
+        state |= {key: values for key, (_, values) in of_tables.items()}
         order = list(enumerate(self._whole.parameters))
         group = {**_rates(optimizer), "params": [at for at, _ in order]}
         return {

@@ -180,7 +180,7 @@ def _check_stages(model: nn.Module, cut: list[list[str]]) -> None:
         _check_together(names, "layer", cut)
 
 
-def _check_together(names: Sequence[str], what: str, cut: list[list[str]]) -> None:
+def _check_together(names: Sequence[str], noun: str, cut: list[list[str]]) -> None:
     """Refuse what has several names, in several stages."""
     owners = {
         number
@@ -190,7 +190,7 @@ def _check_together(names: Sequence[str], what: str, cut: list[list[str]]) -> No
     }
     if len(owners) > 1:
         raise ValueError(
-            f"strategy.splits: {' and '.join(names)} are one {what}, in stages"
+            f"strategy.splits: {' and '.join(names)} are one {noun}, in stages"
             f" {', '.join(map(str, sorted(owners)))}; split so that they share a stage"
         )
 
@@ -201,9 +201,9 @@ def _shared_layers(model: nn.Module) -> list[list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         names[module].append(name)
     return [
-        found
-        for module, found in names.items()
-        if len(found) > 1 and (isinstance(module, nn.Sequential) or module.state_dict())
+        paths
+        for module, paths in names.items()
+        if len(paths) > 1 and (isinstance(module, nn.Sequential) or module.state_dict())
     ]
 
 
@@ -247,7 +247,7 @@ def _run(
     losses: list[Tensor] = []
     loss = None
     sizes = [pytree.tree_leaves(inputs)[0].shape[0] for inputs, _ in batch]
-    kept: dict[int, tuple[Any, Tensor]] = {}
+    pending: dict[int, tuple[Any, Tensor]] = {}
     for action, number in order:
         if action == "forward":
             inputs, targets = batch[number]
@@ -260,9 +260,9 @@ def _run(
                 output = output * (part * scale)
             else:
                 links.give_output(output, number)
-            kept[number] = inputs, output
+            pending[number] = inputs, output
         else:
-            inputs, output = kept.pop(number)
+            inputs, output = pending.pop(number)
             closes, gradient = (action, number) == order[-1], None
             if not links.last:
                 gradient, loss = links.take_gradient(output, last=closes)
@@ -328,9 +328,9 @@ class StageLinks:
     def give_output(self, output: Any, place: int) -> None:
         """Send an output to the next stage; `place` as in take_input."""
         if not isinstance(output, torch.Tensor) or output.dtype not in _KINDS:
-            found = getattr(output, "dtype", type(output).__name__)
+            kind = getattr(output, "dtype", type(output).__name__)
             raise ValueError(
-                f"strategy.splits: a stage returns {found}, and only one floating-point tensor"
+                f"strategy.splits: a stage returns {kind}, and only one floating-point tensor"
                 " can go to the next one; choose other splits"
             )
         dims = [*output.shape, *[0] * (_DIMS - output.ndim)]

@@ -158,7 +158,7 @@ class MixedError(RuntimeError):
 
 def synchronize(model: nn.Module, mesh: Mesh) -> None:
     """Bring gradients to their parameters' placements, and average them along data."""
-    found = []
+    gradients = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -174,8 +174,8 @@ def synchronize(model: nn.Module, mesh: Mesh) -> None:
             if gradient.placements != parameter.placements:
                 gradient = gradient.redistribute(placements=parameter.placements)
                 parameter.grad = gradient
-        found.append(local(gradient))
-    mesh.average(found)
+        gradients.append(local(gradient))
+    mesh.average(gradients)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -210,8 +210,10 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     apart = [sharded or _is_sharded(gradient) for gradient in gradients]
     parts = [local(gradient).detach() for gradient in gradients]
-    mine = get_total_norm([part for part, own in zip(parts, apart, strict=True) if own])
-    shared = get_total_norm([part for part, own in zip(parts, apart, strict=True) if not own])
+    mine = get_total_norm([part for part, is_apart in zip(parts, apart, strict=True) if is_apart])
+    shared = get_total_norm(
+        [part for part, is_apart in zip(parts, apart, strict=True) if not is_apart]
+    )
     device = parts[0].device if parts else torch.device("cpu")
     square = mine.to(device).square()
     if ranks is not None:

@@ -94,11 +94,11 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
 def _owners(model: nn.Module, divided: Iterable[str]) -> set[str]:
     """The layers with a divided parameter, and those that are tied to one of them."""
     named = list(model.named_parameters(remove_duplicate=False))
-    owners, found = set[str](), {name.rpartition(".")[0] for name in divided}
-    while owners != found:
-        owners = found
+    owners, holders = set[str](), {name.rpartition(".")[0] for name in divided}
+    while owners != holders:
+        owners = holders
         theirs = {item for name, item in named if name.rpartition(".")[0] in owners}
-        found = {name.rpartition(".")[0] for name, item in named if item in theirs}
+        holders = {name.rpartition(".")[0] for name, item in named if item in theirs}
     return owners
 
 
@@ -107,19 +107,19 @@ def _divide(
 ) -> None:
     """Put DTensors in place of all parameters of these layers."""
     layers = dict(model.named_modules(remove_duplicate=False))
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    replacements: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner, _, last = name.rpartition(".")
         if owner not in owners:
             continue
-        if parameter not in made:
+        if parameter not in replacements:
             placement = [Shard(divided[name]) if name in divided else Replicate()]
             if name in divided:
                 dim = divided[name]
                 layout.check_size(name, dim, parameter.shape[dim], "model", ranks.size())
             new = distribute_tensor(parameter.detach(), ranks, placement)
-            made[parameter] = nn.Parameter(new, requires_grad=parameter.requires_grad)
-        setattr(layers[owner], last, made[parameter])
+            replacements[parameter] = nn.Parameter(new, requires_grad=parameter.requires_grad)
+        setattr(layers[owner], last, replacements[parameter])
 
 
 def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
