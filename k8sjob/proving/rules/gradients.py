@@ -265,65 +265,64 @@ def _from_one(  # noqa: PLR0917 - what the caller has
 ) -> Difference:
     """All ranks step with the same gradient, and it is not that of one process."""
     size, name, partial = len(row), row[0].names[index], _partial(row)
-    # Each rank's part of the gradient, over that of one process in its own: 1/size is right.
-    parts, unexplained = [1 / size] * size, 0.0
+    # Each rank's share of the gradient, over that of one process in its own: 1/size is right.
+    rank_shares, unexplained = [1 / size] * size, 0.0
     if not evidence.many.sharded:
-        parts, unexplained = shares(grads, [step.local for step in row])
+        rank_shares, unexplained = shares(grads, [step.local for step in row])
         base = shares(alone.grads, [alone.local])[0][0] if alone else 1.0
-        parts = [share / (base or 1.0) for share in parts]
-    part = sum(parts) / size
-    even = max(parts) - min(parts) <= 0.02 * max(map(abs, parts))
+        rank_shares = [share / (base or 1.0) for share in rank_shares]
+    mean_share = sum(rank_shares) / size
+    equal_shares = max(rank_shares) - min(rank_shares) <= 0.02 * max(map(abs, rank_shares))
 
-    def every(share: float) -> bool:
-        return even and abs(part / share - 1) < 0.05
+    def each_has(share: float) -> bool:
+        return equal_shares and abs(mean_share / share - 1) < 0.05
 
-    (scale,), askew = shares(grads, [expected])
+    (scale,), misfit = shares(grads, [expected])
     clipped = any(bool(step.options[-1]["clip"]) for step in row)
-    ordered = sorted(parts)
-    of_one = size > 1 and ordered[-1] > 0.95 and ordered[-2] < 0.05 and unexplained < 0.05
-    parallel = askew <= 0.02 and not clipped
+    ordered = sorted(rank_shares)
+    of_one_rank = size > 1 and ordered[-1] > 0.95 and ordered[-2] < 0.05 and unexplained < 0.05
+    proportional = misfit <= 0.02 and not clipped
     sizes = tuple(sum(step.sizes) for step in row)
-    alike = len(set(sizes)) == 1
+    equal_batches = len(set(sizes)) == 1
     losses = _losses(row, alone)
-    same = losses is not None and math.isclose(*losses, rel_tol=1e-5)
+    equal_losses = losses is not None and math.isclose(*losses, rel_tol=1e-5)
     # A gradient that a rank has changed by itself is no part of the mean on one process.
     weights, residual = shares(alone.local if alone else [], [step.local for step in row])
     weighted = residual < 0.02 and abs(sum(weights) - 1) < 0.02
-    listed = ", ".join(f"{weight:.3g}" for weight in weights)
+    weight_texts = ", ".join(f"{weight:.3g}" for weight in weights)
     wrappers = {model["wrapper"] for model in evidence.ranks[0].models}
-    again = "DistributedDataParallel" in wrappers and row[0].reduced
-    twice = not every(1 / size) and (every(1 / size**2) or (every(1) and again))
+    # DistributedDataParallel has averaged, and the script calls all_reduce after that.
+    reduced_again = "DistributedDataParallel" in wrappers and row[0].reduced
+    twice = not each_has(1 / size) and (each_has(1 / size**2) or (each_has(1) and reduced_again))
     shares_of_local, residual = shares([grads[index]], [[step.local[index]] for step in row])
-    once_more = residual < 0.02 and all(
-        abs(share * size**2 - 1) < 0.05 for share in shares_of_local
-    )
+    divided_again = all(abs(share * size**2 - 1) < 0.05 for share in shares_of_local)
+    once_more = residual < 0.02 and divided_again and not evidence.many.sharded
+    # The gradient is 1/size of that of one process.
+    divided = proportional and abs(scale * size - 1) < 0.02
+    micro_batches = _accumulates(evidence)
     causes = (  # in this order; texts.toml says what each one means
         (partial is not None, Fault.RANK_DEPENDENT, "partial"),
-        (_accumulates(evidence) and (unexplained > 0.02 or every(1)), Fault.ACCUMULATION, "micro"),
-        (
-            once_more and not (twice or clipped or evidence.many.sharded),
-            Fault.AVERAGED_TWICE,
-            "once-more",
-        ),
-        (of_one and alike, Fault.NOT_AVERAGED, "of-one-rank"),
-        (unexplained > 0.05 or (not even and alike), Fault.CLIPPING, "no-mean"),
+        (micro_batches and (unexplained > 0.02 or each_has(1)), Fault.ACCUMULATION, "micro"),
+        (once_more and not (twice or clipped), Fault.AVERAGED_TWICE, "once-more"),
+        (of_one_rank and equal_batches, Fault.NOT_AVERAGED, "of-one-rank"),
+        (unexplained > 0.05 or (not equal_shares and equal_batches), Fault.CLIPPING, "no-mean"),
         (twice, Fault.AVERAGED_TWICE, "weight"),
-        (even and not every(1 / size), Fault.NOT_AVERAGED, "weight"),
-        (not (alike or parallel), Fault.LAST_BATCH, "unequal-batches"),
-        (same and parallel and abs(scale * size - 1) < 0.02, Fault.AVERAGED_TWICE, "loss-agrees"),
-        (same and weighted, Fault.LOSS_SCALING, "own-number"),
-        (same, Fault.CLIPPING, "changed"),
-        (parallel and abs(scale - 1) > 0.02, Fault.LOSS_SCALING, "scaled"),
+        (equal_shares and not each_has(1 / size), Fault.NOT_AVERAGED, "weight"),
+        (not (equal_batches or proportional), Fault.LAST_BATCH, "unequal-batches"),
+        (equal_losses and divided, Fault.AVERAGED_TWICE, "loss-agrees"),
+        (equal_losses and weighted, Fault.LOSS_SCALING, "own-number"),
+        (equal_losses, Fault.CLIPPING, "changed"),
+        (proportional and abs(scale - 1) > 0.02, Fault.LOSS_SCALING, "scaled"),
         (evidence.many.norms - {"SyncBatchNorm"}, Fault.BATCHNORM, "statistics"),
         (True, Fault.LOSS_SCALING, "mean-of-losses"),
     )
     cause, key = next((cause, key) for holds, cause, key in causes if holds)
     text = message(
-        f"gradient-{key}", name=partial or name, size=size, rank=parts.index(ordered[-1]),
-        part=part, sizes=sizes, scale=scale, weights=listed,
+        f"gradient-{key}", name=partial or name, size=size, rank=rank_shares.index(ordered[-1]),
+        part=mean_share, sizes=sizes, scale=scale, weights=weight_texts,
     )  # fmt: skip
     where = {Fault.LOSS_SCALING: "loss", Fault.BATCHNORM: "buffer"}
-    tensor = "gradient" if same else where.get(cause, "gradient")
+    tensor = "gradient" if equal_losses else where.get(cause, "gradient")
     pair = losses if tensor == "loss" and losses else shown(expected[index], grads[index])
     return Difference(cause, at, tensor, text, partial or name, None, pair)
 
