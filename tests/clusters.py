@@ -72,10 +72,10 @@ def status(code, reason, message):
     return code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message}
 
 
-def kubeconfig(folder, url, *, context="fake", namespace="blue"):
+def kubeconfig(folder, url, *, context="fake", namespace="blue", token="t"):
     """Writes a kubeconfig for a server without TLS; the file."""
     file = folder / f"{context}.kubeconfig"
-    user = {"name": "tester", "user": {"token": "not-a-secret"}}
+    user = {"name": "tester", "user": {"token": token}}
     access = {"cluster": context, "user": "tester", "namespace": namespace}
     config = {
         "apiVersion": "v1",

@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import yaml
+from clusters import kubeconfig
 from healthy import HealthyCluster
 
 from k8sjob.kube.client.transport import ApiError
 
 TOKEN = "marked-and-never-to-be-shown"
+lab = partial(kubeconfig, context="lab", namespace="team", token=TOKEN)
 NO_KUBECTL = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 CLIENTS = ["python", pytest.param("kubectl", marks=NO_KUBECTL)]
 
@@ -23,25 +26,8 @@ def cluster():
 def doctor(k8sjob, cluster, tmp_path, monkeypatch):
     """Runs `k8sjob doctor` against the cluster."""
     with cluster.served() as server:
-        config = tmp_path / "kubeconfig"
-        config.write_text(kubeconfig(server.url))
-        monkeypatch.setenv("KUBECONFIG", str(config))
+        monkeypatch.setenv("KUBECONFIG", str(lab(tmp_path, server.url)))
         yield lambda *args: k8sjob("doctor", *args)
-
-
-CONTEXT = {"cluster": "lab", "user": "eve", "namespace": "team"}
-
-
-def kubeconfig(url):
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "lab",
-        "clusters": [{"name": "lab", "cluster": {"server": url}}],
-        "users": [{"name": "eve", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "lab", "context": CONTEXT}],
-    }
-    return json.dumps(config)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -113,9 +99,10 @@ def test_hostile_text_is_shown_as_text(doctor, cluster):
 
 @pytest.mark.parametrize("name", ["../../nodes", "..", "a/b?c=d", "%2e%2e", "a b"])
 def test_a_hostile_namespace_of_the_kubeconfig_leads_nowhere_else(name, doctor, cluster, tmp_path):
-    config = json.loads((tmp_path / "kubeconfig").read_text())
+    file = tmp_path / "lab.kubeconfig"
+    config = json.loads(file.read_text())
     config["contexts"][0]["context"]["namespace"] = name
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    file.write_text(json.dumps(config))
     done = doctor()
     assert done.code == 1
     assert f"the context's namespace {name!r} is not a valid namespace" in done.out
@@ -143,7 +130,7 @@ def test_the_context_that_is_not_there(doctor):
 
 
 def test_a_server_that_is_not_there(doctor, tmp_path):
-    (tmp_path / "kubeconfig").write_text(kubeconfig("https://127.0.0.1:1"))
+    lab(tmp_path, "https://127.0.0.1:1")
     done = doctor()
     assert done.code == 1
     assert "problem  server" in done.out

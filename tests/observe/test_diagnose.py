@@ -228,11 +228,6 @@ def test_a_newer_end_of_a_replica_counts():
     assert causes("Failed", pods=[pod], events=[failure("master-0", "old")]) == ["killed"]
 
 
-def test_a_running_job_names_the_cause_of_its_restart():
-    again = make_pod("worker-0", restarts=1, running={}, last=ended(137))
-    assert causes("Running", pods=[*running("master-0", "worker-1"), again]) == ["killed"]
-
-
 def restarted(code, kind, message, rank=1):
     """The output of a replica whose agent started its rank again, and what came after that."""
     reason = json.loads(Reason(code, rank, kind, message).encode())
