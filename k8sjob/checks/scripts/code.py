@@ -1,4 +1,4 @@
-"""Code of a training script with its local modules: its names, variables, functions and classes.
+"""Code of a training script with its local modules: what its names stand for, and where nodes are.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`).
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from k8sjob.checks.scripts.modules import Definition, Function, Module, check_time
@@ -59,37 +57,8 @@ def followed(unknown: _Value) -> Callable[[_Method], _Method]:
     return once
 
 
-@dataclass(eq=False, slots=True)
-class Variable:
-    """One name in one scope.
-
-    Attributes:
-        values: the expressions that are assigned to it, the first MAX_VALUES.
-        unknown: whether it gets values in other ways too (loops, unpacking, +=).
-        parameter_of: the function that it is a parameter of.
-        definitions: the functions and classes of that name.
-    """
-
-    values: list[ast.expr] = field(default_factory=list)
-    unknown: bool = False
-    parameter_of: Function | None = None
-    definitions: list[Definition] = field(default_factory=list)
-
-    def add(self, value: ast.expr) -> None:
-        """Take one more value."""
-        if len(self.values) < MAX_VALUES:
-            self.values.append(value)
-        else:
-            self.unknown = True
-
-    @property
-    def sources(self) -> list[ast.expr | None]:
-        """Its values, and None for those that are not known."""
-        return [*self.values, *([None] if self.unknown else [])]
-
-
 class Code:
-    """The modules of a program, with their names and variables.
+    """The modules of a program, with their names.
 
     Attributes:
         files: its modules, the script first.
@@ -222,202 +191,11 @@ class Code:
 
     def function(self, node: ast.AST) -> Function | None:
         """The innermost function around a node."""
-        return next((one for one in self.scopes(node) if isinstance(one, Function)), None)
+        return next((scope for scope in self.scopes(node) if isinstance(scope, Function)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
         """The innermost class around a node."""
-        return next((one for one in self.scopes(node) if isinstance(one, ast.ClassDef)), None)
-
-    # --- variables --------------------------------------------------------------------------
-
-    @cached_property
-    def _variables(self) -> dict[ast.AST, dict[str, Variable]]:
-        """Variables by the module, class or function that they are in; `self.x` by its class."""
-        found: dict[ast.AST, dict[str, Variable]] = defaultdict(lambda: defaultdict(Variable))
-        plain: set[ast.AST] = set()
-        for node in self.nodes:
-            for target, value in _assignments(node):
-                plain.add(target)
-                if isinstance(target, ast.Name):
-                    found[self._scope(target)][target.id].add(value)
-                elif (owner := self._of_self(target)) and isinstance(target, ast.Attribute):
-                    found[owner][f"self.{target.attr}"].add(value)
-        for node in self.nodes:
-            if isinstance(node, Definition):
-                found[self._scope(node)][node.name].definitions.append(node)
-            if isinstance(node, Function):
-                for one in parameters(node):
-                    found[node][one.arg].parameter_of = node
-            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
-                found[self._scope(node)][node.id].unknown |= node not in plain
-        return found
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        """The function, class or module of which a name that is set here becomes a variable."""
-        scope = next(self.scopes(node))
-        is_global = isinstance(node, ast.Name) and (scope, node.id) in self._globals
-        return self.module(node).tree if is_global else scope
-
-    @cached_property
-    def _globals(self) -> set[tuple[ast.AST, str]]:
-        """Functions with the names that they declare to be global."""
-        found = [node for node in self.nodes if isinstance(node, ast.Global)]
-        return {(next(self.scopes(node)), name) for node in found for name in node.names}
-
-    def variable(self, use: ast.AST) -> Variable | None:
-        """The variable that a name or `self.name` means here; None: imported, or never set."""
-        if (owner := self._of_self(use)) and isinstance(use, ast.Attribute):
-            of_class = self._variables[owner]
-            return of_class.get(f"self.{use.attr}") or of_class.get(use.attr)
-        if not isinstance(use, ast.Name):
-            return None
-        innermost = self._scope(use)
-        for scope in (innermost, *self.scopes(innermost)):
-            found = self._variables[scope].get(use.id)
-            if found and (scope is innermost or not isinstance(scope, ast.ClassDef)):
-                return found
-        return None
-
-    def sources(self, node: ast.expr) -> Sequence[ast.expr | None]:
-        """What a variable is given, or a call returns: one step back; None for what is not known.
-
-        Anything else, as a call of a library, is a source itself.
-        """
-        if isinstance(node, ast.Call):
-            function = self.definition(node.func)
-            return self._returned[function].sources if isinstance(function, Function) else [node]
-        variable = self.variable(node)
-        imported = isinstance(node, ast.Name) and node.id in self.module(node).aliases
-        if imported or not variable or variable.definitions:
-            return [node]
-        function = variable.parameter_of
-        passed = self.passed(function, node.id) if function and isinstance(node, ast.Name) else []
-        return [*variable.sources, *passed]
-
-    def passed(self, function: Function, name: str) -> list[ast.expr | None]:
-        """The values that the program passes as a parameter, or its default; None is not known."""
-        called = self.parent(function)
-        if function.name != "__init__" or not isinstance(called, ast.ClassDef):
-            called = function
-        positions, usual = self._signature(function)
-        position, default, uses = positions.get(name), usual.get(name), self.uses(called.name)
-        is_known = not called.decorator_list and len(uses) <= MAX_VALUES
-        values: list[ast.expr | None] = [] if is_known else [None]
-        for use in uses[:MAX_VALUES]:
-            call, defined = self.parent(use), self.definition(use)
-            if defined is called and isinstance(call, ast.Call) and call.func is use:
-                several = len(call.args) + len(call.keywords) > MAX_VALUES
-                argument = None if several else keyword(call, name, position)
-                several |= any(isinstance(word, ast.Starred) for word in call.args[:MAX_VALUES])
-                several |= any(option.arg is None for option in call.keywords[:MAX_VALUES])
-                values.append(argument or (None if several else default))
-            elif defined in (None, called):
-                values.append(None)
-        return values
-
-    @followed(({}, {}))
-    def _signature(self, function: Function) -> tuple[dict[str, int], dict[str, ast.expr | None]]:
-        """The positions of a function's parameters without `self`, and their defaults."""
-        names = [part.arg for part in parameters(function) if part.arg not in ("self", "cls")]
-        return {name: at for at, name in enumerate(names)}, defaults(function.args)
-
-    @followed([])
-    def origins(self, node: ast.expr) -> list[ast.expr]:
-        """All expressions that a value comes from; empty if some are not known."""
-        origins = [
-            [source] if source is node else self.origins(source) if source else []
-            for source in self.sources(node)
-        ]
-        several = list(dict.fromkeys(chain(*origins))) if all(origins) else []
-        return several if len(several) <= MAX_VALUES else []
-
-    def makers(self, node: ast.expr) -> list[str]:
-        """The names of what is called to make a value, "" where nothing is; empty if not known."""
-        origins = self.origins(node)
-        return [self.name(end.func) if isinstance(end, ast.Call) else "" for end in origins]
-
-    @cached_property
-    def _returned(self) -> dict[ast.AST | None, Variable]:
-        """The values that functions return."""
-        returned: dict[ast.AST | None, Variable] = defaultdict(Variable)
-        for node in self.nodes:
-            if isinstance(node, ast.Return) and node.value:
-                returned[self.function(node)].add(node.value)
-        return returned
-
-    # --- functions and classes --------------------------------------------------------------
-
-    def _of_self(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class of `self` in `self.name`, and of `super()`: the one whose method this is in."""
-        match node:
-            case ast.Attribute(
-                value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))
-            ):
-                return self.class_of(node)
-            case _:
-                return None
-
-    @followed(None)
-    def definition(self, node: ast.expr) -> Definition | None:
-        """The function or class that an expression names; None: it is not known, or one of two."""
-        if isinstance(node, ast.Name) and (found := self.variable(node)):
-            only = not (found.values or found.unknown or found.parameter_of)
-            return found.definitions[0] if only and len(found.definitions) == 1 else None
-        if isinstance(node, ast.Attribute):
-            owner = self._of_self(node)
-            made: Definition | None = owner or self.instance(node.value)
-            made = made or self.definition(node.value)  # a static or class method
-            if isinstance(made, ast.ClassDef):
-                above = isinstance(node.value, ast.Call) and made is owner  # of super()
-                return self._inherited((made, node.attr)) if above else self.method(made, node.attr)
-        name = self.name(node)
-        own = f"{self.module(node).name}.{name}" if isinstance(node, ast.Name) else ""
-        return self._tops.get(name) or self._tops.get(own)
-
-    def instance(self, node: ast.expr) -> ast.ClassDef | None:
-        """The class of the program that an expression is an instance of; None of several."""
-        match self.origins(node):
-            case [ast.Call(func=function)]:
-                definition = self.definition(function)
-                return definition if isinstance(definition, ast.ClassDef) else None
-            case _:
-                return None
-
-    def method(self, of: ast.ClassDef, name: str) -> Function | None:
-        """A method of a class, looked for in the program's base classes, too."""
-        return self._methods(of).get(name) or self._inherited((of, name))
-
-    @followed({})
-    def _methods(self, of: ast.ClassDef) -> dict[str, Function]:
-        return {stmt.name: stmt for stmt in reversed(of.body) if isinstance(stmt, Function)}
-
-    @followed(None)
-    def _inherited(self, attribute: tuple[ast.ClassDef, str]) -> Function | None:
-        """A method that a class has from the program's base classes."""
-        of, name = attribute
-        bases = (self.definition(base) for base in of.bases)
-        methods = (self.method(base, name) for base in bases if isinstance(base, ast.ClassDef))
-        return next((method for method in methods if method), None)
-
-
-def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Targets with the values that they get, where both stand in the text."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                    if len(target.elts) == len(value.elts):
-                        yield from zip(target.elts, value.elts, strict=True)
-                elif not isinstance(target, ast.Tuple | ast.List):
-                    yield target, value
-        case (
-            ast.AnnAssign(target=target, value=ast.expr() as value)
-            | ast.NamedExpr(target=target, value=value)
-            | ast.withitem(context_expr=value, optional_vars=ast.expr() as target)
-        ):
-            yield target, value
-        case _:
-            pass
+        return next((scope for scope in self.scopes(node) if isinstance(scope, ast.ClassDef)), None)
 
 
 def constant(node: ast.AST | None) -> object:
@@ -427,9 +205,9 @@ def constant(node: ast.AST | None) -> object:
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """A call's argument by its name, or by its position among those without one."""
-    for given in call.keywords:
-        if given.arg == name:
-            return given.value
+    for argument in call.keywords:
+        if argument.arg == name:
+            return argument.value
     if position is not None and position < len(call.args):
         return call.args[position]
     return None
@@ -437,12 +215,15 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 def parameters(function: Function) -> list[ast.arg]:
     """A function's parameters except *args and **kwargs."""
-    given = function.args
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    return _named(function.args)
 
 
-def defaults(given: ast.arguments) -> dict[str, ast.expr | None]:
+def defaults(arguments: ast.arguments) -> dict[str, ast.expr | None]:
     """The parameters that may have a default, with it."""
-    names = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-    values = [*given.defaults, *given.kw_defaults]
-    return {one.arg: value for one, value in zip(names[-len(values) :], values, strict=False)}
+    values = [*arguments.defaults, *arguments.kw_defaults]
+    last = _named(arguments)[-len(values) :]
+    return {parameter.arg: value for parameter, value in zip(last, values, strict=False)}
+
+
+def _named(arguments: ast.arguments) -> list[ast.arg]:
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]

@@ -128,7 +128,7 @@ class _Reach:
         name = self._script.name(called)
         if name.startswith("torch.distributed."):
             return _of_torch(name, call)
-        kind = self._script.values.kind
+        kind = self._script.kind
         if isinstance(called, ast.Attribute) and called.attr in _all_call(kind(called.value)):
             return called.attr
         is_model = not isinstance(called, ast.Call) and _FORWARD in _all_call(kind(called))
@@ -243,7 +243,7 @@ def _group_differs_by_rank(script: Script) -> Iterator[Finding]:
         if call in lonely or alone or keyword(call, "use_local_synchronization"):
             continue
         guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
-        if ranks is not None and script.ranks.made_of_rank(ranks):
+        if ranks is not None and script.made_of_rank(ranks):
             seen = f"`{script.shown(ranks)}` is another list on other ranks"
         elif guards and guards[0][:2] not in opposites[script.unparsed(call)]:
             seen = f"only the ranks come here that `{script.shown(guards[0].test or call)}` selects"
@@ -262,7 +262,7 @@ def _selects(script: Script, test: ast.AST | None) -> bool:
             selects = bound > 0  # `rank >= 0` and `rank != -1` ask whether there is a group
         case _:
             return False
-    return selects and script.ranks.reads(left)
+    return selects and script.is_rank(left)
 
 
 _Way = tuple[ast.expr | None, bool]
@@ -295,5 +295,5 @@ def _root_differs_by_rank(script: Script) -> Iterator[Finding]:
         if name not in opposites:
             opposites[name] = _opposites(script, script.method_calls(name))
         alone |= any(guard[:2] in opposites[name] for guard in script.guards(call))
-        if root is not None and script.ranks.reads(root) and not alone:
+        if root is not None and script.is_rank(root) and not alone:
             yield script.at(root, "root-differs-by-rank", root=script.shown(root), name=name)

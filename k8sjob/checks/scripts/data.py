@@ -110,7 +110,7 @@ def _sampler_by_local_rank(script: Script) -> Iterator[Finding]:
 
 def _is_local(script: Script, value: ast.expr) -> bool:
     """Whether a value certainly is a rank, or a number of processes, of one pod."""
-    if any(script.ranks.reads(value, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+    if script.environment(value) in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         return True
     names = {script.last_name(origin) for origin in script.origins(value)}
     counts = {"device_count"} if not script.spawns else set()  # where it is the whole world

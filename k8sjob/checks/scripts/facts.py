@@ -6,13 +6,13 @@ import ast
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.finding import message, pattern, table
-from k8sjob.checks.scripts.code import MAX_VALUES, constant, followed
+from k8sjob.checks.scripts.code import constant
 from k8sjob.checks.scripts.paths import Paths, is_main_guard
 from k8sjob.checks.scripts.ranks import Ranks
-from k8sjob.checks.scripts.values import SAME, Values
 from k8sjob.findings import Finding
 
 if TYPE_CHECKING:
@@ -74,11 +74,6 @@ class Script(Paths):
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
     @cached_property
-    def values(self) -> Values:
-        """The values of its expressions."""
-        return Values(self)
-
-    @cached_property
     def ranks(self) -> Ranks:
         """The values that differ by rank."""
         return Ranks(self)
@@ -103,11 +98,6 @@ class Script(Paths):
         return [call for name, call in self.calls if name.rpartition(".")[2] in last]
 
     @cached_property
-    def targets(self) -> frozenset[str]:
-        """The targets of all imported names."""
-        return frozenset(name for module in self.files for name in module.aliases.values())
-
-    @cached_property
     def spawns(self) -> Sequence[ast.Call]:
         """Calls of mp.spawn, by either of its names."""
         names = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
@@ -126,7 +116,8 @@ class Script(Paths):
     @cached_property
     def has_runtime(self) -> bool:
         """Whether k8sjob's runtime is imported: its session makes the group."""
-        return any(name.startswith("k8sjob.runtime") for name in self.targets)
+        imported = chain.from_iterable(module.aliases.values() for module in self.files)
+        return any(name.startswith("k8sjob.runtime") for name in imported)
 
     @cached_property
     def self_contained(self) -> bool:
@@ -155,8 +146,7 @@ class Script(Paths):
         return [
             call
             for call in (self.method_calls("fit") if "keras" in self.modules else ())
-            if isinstance(call.func, ast.Attribute)
-            and self.values.kind(call.func.value) != "session"
+            if isinstance(call.func, ast.Attribute) and self.kind(call.func.value) != "session"
             if alone or self.is_keras_model(call.func.value)
         ]
 
@@ -165,26 +155,9 @@ class Script(Paths):
         values = self.unwrapped(node)
 
         def is_keras(value: ast.expr) -> bool:
-            made = self.instance(value)
-            bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
+            of_program = self.instance(value)
+            called = [value.func] if isinstance(value, ast.Call) else []
+            bases = of_program.bases if of_program else called
             return any(_KERAS_MODEL.fullmatch(self.name(base)) for base in bases)
 
         return bool(values) and all(map(is_keras, values))
-
-    @followed([])
-    def unwrapped(self, node: ast.expr) -> list[ast.expr]:
-        """Where a model comes from, whatever DistributedDataParallel or `.to()` is around it."""
-        origins, models = list(self.origins(node)), list[ast.expr]()
-        for origin in origins:
-            match origin:
-                case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in SAME:
-                    pass
-                case ast.Call(args=[inner, *_]) if self.values.kind(origin) in ("ddp", "fsdp"):
-                    pass
-                case _:
-                    models.append(origin)
-                    continue
-            if len(origins) > MAX_VALUES:
-                return []
-            origins += [one for one in self.origins(inner) if one not in origins]
-        return models

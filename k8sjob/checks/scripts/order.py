@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.scripts.code import followed
+from k8sjob.checks.scripts.values import of_origins
 from k8sjob.rules import Rules
 
 if TYPE_CHECKING:
@@ -42,9 +43,7 @@ def _order_by_hash(script: Script) -> Iterator[Finding]:
             case ast.BinOp(left=ast.Call(func=ast.Name(id="hash"), args=[item]), op=ast.Mod()):
                 around = [parent for _, parent in script.ancestors(node)][:2]
                 seeds = any(_names_seed(script, parent) for parent in around)
-                divides = isinstance(around[0], ast.Compare) and script.ranks.made_of_rank(
-                    around[0]
-                )
+                divides = isinstance(around[0], ast.Compare) and script.made_of_rank(around[0])
                 of_texts = _holds(script, item, _TEXTS) and not seeds
                 if of_texts or (divides and not _is_counted(script, item)):
                     yield _hit(script, node.left)
@@ -91,7 +90,7 @@ def _registers(script: Script, loop: ast.For) -> bool:
     return bool(called & _REGISTERS) or (is_module and "setattr" in called)
 
 
-@followed(unknown=False)
+@of_origins(unknown=False, join=all)
 def _is_set(script: Script, node: ast.expr) -> bool:
     """Whether an expression certainly has the order of a set."""
     match node:
@@ -102,8 +101,7 @@ def _is_set(script: Script, node: ast.expr) -> bool:
         case ast.Call(args=[inner, *_]) if script.last_name(node) in _KEEP_ORDER:
             return _is_set(script, inner) and not _is_sorted(script, node)
         case _:
-            origins = [origin for origin in script.origins(node) if origin is not node]
-            return bool(origins) and all(_is_set(script, origin) for origin in origins)
+            return False
 
 
 def _is_sorted(script: Script, node: ast.expr) -> bool:

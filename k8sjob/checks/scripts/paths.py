@@ -7,8 +7,9 @@ from collections import defaultdict
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.checks.scripts.code import Code, followed
+from k8sjob.checks.scripts.code import followed
 from k8sjob.checks.scripts.modules import Function
+from k8sjob.checks.scripts.values import Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ _SKIPPED: Final = (ast.For, ast.AsyncFor, ast.While, ast.Match)
 """Statements of which no block may be run."""
 
 
-class Paths(Code):
+class Paths(Values):
     """The modules of a program, and the paths through them."""
 
     def guards(self, node: ast.AST) -> Iterator[Guard]:

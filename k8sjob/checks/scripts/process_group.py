@@ -130,12 +130,12 @@ def _hard_coded_address(script: Script) -> Iterator[Finding]:
     if script.setting.nodes == 1 or _spawns(script):
         return
     for name, value in _environ_writes(script):
-        address = script.values.text(value)
+        address = script.text(value)
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
             yield script.at(value, "hard-coded-address", address=address)
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
     for node, given in _init_methods(script):
-        method = script.values.text(given)
+        method = script.text(given)
         if _LOOPBACK.match(method) and not (several and script.conditional(node)):
             yield script.at(node, "hard-coded-method", address=method)
 
@@ -259,7 +259,7 @@ def _device_by_global_rank(script: Script) -> Iterator[Finding]:
         return
     for call in (call for _, call in script.calls):
         for device in _devices(script, call):
-            if script.ranks.reads(device):
+            if script.is_rank(device):
                 yield script.at(device, "device-by-global-rank", device=script.shown(device))
 
 

@@ -112,7 +112,7 @@ class Ranks:
 
     def _named(self, node: ast.expr) -> OnRanks:
         """The value of a variable or a call, by what is assigned or returned, else by its name."""
-        if variable := self.variable(node):
+        if variable := self._code.environ_key(node):
             texts = ("0", "1") if variable in _RANK_VARIABLES else (str(_WORLD), str(_WORLD))
             return texts if variable in _RANK_VARIABLES or _COUNT.search(variable) else _UNKNOWN
         sources = self._code.sources(node)
@@ -155,39 +155,6 @@ class Ranks:
         return frozenset(
             name for name, values in self.defaults.items() if any(map(_is_size, values))
         )
-
-    def variable(self, node: ast.expr) -> str:
-        """The environment variable that an expression reads; empty if it is none."""
-        match node:
-            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
-                reads = self._code.name(function) in ("os.environ.get", "os.getenv")
-            case ast.Subscript(value=value, slice=ast.Constant(value=str(name))):
-                reads = self._code.name(value) == "os.environ"
-            case _:
-                return ""
-        return name if reads else ""
-
-    def reads(self, node: ast.expr, variable: str = "RANK") -> bool:
-        """Whether a value is certainly that of an environment variable; get_rank() is RANK."""
-        origins = self._code.origins(node)
-        return bool(origins) and all(self._reads(origin, variable) for origin in origins)
-
-    def _reads(self, node: ast.expr, variable: str) -> bool:
-        match node:
-            case ast.Call(func=ast.Name(id="int"), args=[inner]):
-                return self.variable(inner) == variable
-            case ast.Call(func=function, args=[]) if variable == "RANK":
-                return self._code.name(function) == "torch.distributed.get_rank"
-            case _:
-                return self.variable(node) == variable
-
-    @followed(unknown=False)
-    def made_of_rank(self, node: ast.AST) -> bool:
-        """Whether an expression certainly has the rank in it, directly or through variables."""
-        names = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-        parts = [part for part in ast.walk(node) if isinstance(part, names)]
-        origins = [o for part in parts for o in self._code.origins(part) if o is not part]
-        return any(map(self.reads, parts)) or any(map(self.made_of_rank, origins))
 
     @followed([])
     def guards(self, node: ast.AST) -> list[Guard]:

