@@ -122,8 +122,8 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         for index, item in enumerate(patch):
             names = [item.get(key) for key in ("name", "mountPath")]
             name = next((name for name in names if name and isinstance(name, str)), index)
-            rest = {key: value for key, value in item.items() if key not in ("name", "mountPath")}
-            yield from leaves(rest or None, (*path, name))
+            changes = {key: value for key, value in item.items() if key not in _LIST_KEYS}
+            yield from leaves(changes or None, (*path, name))
     else:
         yield path
 
@@ -246,14 +246,14 @@ def _training(containers: list[_Traced]) -> _Traced:
     fields = [_fields(container) for container in containers]
     trains = training(fields)
     pairs = zip(containers, fields, strict=True)
-    return next((container for container, own in pairs if own is trains), _Traced({}))
+    return next((container for container, plain in pairs if plain is trains), _Traced({}))
 
 
 def list_key(*lists: list[Any]) -> str | None:
     """The key by which lists merge; None: they are replaced."""
     for key in _LIST_KEYS:
         names = [_names(items, key) for items in lists]
-        if all(own is not None and len(own) == len(set(own)) for own in names):
+        if all(unique is not None and len(unique) == len(set(unique)) for unique in names):
             return key
     return None
 

@@ -322,11 +322,11 @@ class Watchdog:
     ) -> dict[str, Any]:
         """The warning of a wait, from beats that are no answers to an alarm."""
         mine = replace(self._seen(), answered=True)
-        known = {rank: one and replace(one, answered=True) for rank, one in beats.items()}
-        guilty = culprits(known) if known else (self._rank,)
-        text = explain({self._rank: mine, **known}, guilty)
+        current = {rank: b and replace(b, answered=True) for rank, b in beats.items()}
+        guilty = culprits(current) if current else (self._rank,)
+        text = explain({self._rank: mine, **current}, guilty)
         if not guilty:
             where = f"; rank {self._rank} is at {mine.where}" if mine.where else ""
             text = f"all ranks seem to wait in a collective{where}"
-        found = {"message": f"no progress for {wait['seconds']} s: {text}"}
-        return found | ({"rank": guilty[0]} if len(guilty) == 1 else {})
+        warning = {"message": f"no progress for {wait['seconds']} s: {text}"}
+        return warning | ({"rank": guilty[0]} if len(guilty) == 1 else {})
