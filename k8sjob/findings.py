@@ -42,6 +42,7 @@ class Finding:
         field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
         line: line in the file, counted from 1; 0 if there is none.
         column: column in the line, counted from 1; 0 if there is none.
+        replicas: of a job, as "worker-2": those concerned; empty: the whole job.
         details: further lines about what was seen, as one for each node.
     """
 
@@ -53,12 +54,18 @@ class Finding:
     field: str = ""
     line: int = 0
     column: int = 0
+    replicas: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The message with the next step, as one sentence."""
         return "; ".join(part for part in (self.message, self.next_step) if part)
+
+    @property
+    def replica(self) -> str:
+        """The first of the replicas; empty if it concerns the whole job."""
+        return next(iter(self.replicas), "")
 
     def __str__(self) -> str:
         place = f"{self.source or '<text>'}:{self.line}:{self.column}"

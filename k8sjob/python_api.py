@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Plan
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.contract import Event
-    from k8sjob.observe.diagnose import Diagnosis
+    from k8sjob.findings import Finding
     from k8sjob.spec import JobSpec
     from k8sjob.targets.api import JobState
 
@@ -157,7 +157,7 @@ class SubmittedJob(JobRef):
         except JobNotFound:
             raise deleted(self) from None
 
-    def why(self) -> list[Diagnosis]:
+    def why(self) -> list[Finding]:
         """The causes of its state, the first one first; empty if nothing is wrong."""
         return findings(self._backend, self._backend.snapshot(self))
 

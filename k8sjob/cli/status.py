@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Snapshot
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.view.json_output import JobProgress
 
 _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
@@ -104,7 +104,7 @@ def _show(
         table(header, [_replica_row(replica, restarts) for replica in status.replicas])
 
 
-def _explain(found: Sequence[Diagnosis]) -> None:
+def _explain(found: Sequence[Finding]) -> None:
     """The first finding of `why`."""
     from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
 

@@ -13,6 +13,7 @@ from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_o
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
+from k8sjob.observe.diagnose import as_data
 from k8sjob.observe.findings import findings
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_timing
@@ -25,7 +26,7 @@ from k8sjob.view.views import console_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.observe.diagnose import Diagnosis
+    from k8sjob.findings import Finding
 
 
 _COLUMNS: Final = {"met": "JOINED"}
@@ -59,7 +60,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         return
     found = findings(backend, snapshot)
     if output != "table":
-        document([one.as_dict() for one in found], output)
+        document([as_data(one) for one in found], output)
         return
     for one in found:
         show_finding(one)
@@ -80,9 +81,9 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         line(used.note)
 
 
-def show_finding(found: Diagnosis) -> None:
+def show_finding(found: Finding) -> None:
     """Print a finding, without the control sequences of a container or a cluster."""
-    shown = finding(Event(EventKind.FINDING, found.as_dict(), replica=found.replica))
+    shown = finding(Event(EventKind.FINDING, as_data(found), replica=found.replica))
     console_for(sys.stdout).print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
 
 

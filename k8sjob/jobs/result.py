@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.observe.diagnose import Diagnosis
+    from k8sjob.findings import Finding
 
 POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 """Keys of a row of a history that say where the training was, and are no curves."""
@@ -147,7 +147,7 @@ class RunResult(JobStatus):
     checkpoint: PurePath | None = None
     history: Sequence[dict[str, str | float]] = field(default=(), repr=False)
     logs: Mapping[str, str] = field(default_factory=dict, repr=False)
-    why: tuple[Diagnosis, ...] = ()
+    why: tuple[Finding, ...] = ()
 
 
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:

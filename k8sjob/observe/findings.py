@@ -10,8 +10,9 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.findings import Finding, Severity
 from k8sjob.kube.objects import stamp
-from k8sjob.observe.diagnose import Cause, Diagnosis, diagnose
+from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
@@ -38,7 +39,7 @@ _PASSING: Final = _END_ALONE | {
 """Causes that explain no end that came later."""
 
 
-def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
+def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
     """The findings of `why` and `status`, from all that can be read of a job."""
     diagnoses = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
@@ -59,8 +60,8 @@ def findings_to_keep(
     moment = f" (seen at {stamp(snapshot.now)})"
     if _explains_nothing(snapshot, diagnoses):
         return list(earlier())
-    present = (item for item in diagnoses if not item.over)
-    return [replace(item, message=item.message + moment).as_dict() for item in present]
+    present = (finding for finding in diagnoses if finding.severity is Severity.ERROR)
+    return [as_data(replace(finding, message=finding.message + moment)) for finding in present]
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
@@ -80,8 +81,8 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
 
 
 def with_earlier(
-    snapshot: Snapshot, diagnoses: list[Diagnosis], record: Callable[[JobRef], RecordBackend]
-) -> list[Diagnosis]:
+    snapshot: Snapshot, diagnoses: list[Finding], record: Callable[[JobRef], RecordBackend]
+) -> list[Finding]:
     """The findings after those of the job's record, where they alone do not explain the end."""
     if _explains_nothing(snapshot, diagnoses):
         with suppress(BackendError):  # there may be none
@@ -91,13 +92,13 @@ def with_earlier(
     return diagnoses
 
 
-def _recorded(item: Json) -> Diagnosis:
+def _recorded(item: Json) -> Finding:
     """A finding of a record, whose writer may have put any command into its next step."""
     step = f"its record says: {item['next_step']}"
-    return Diagnosis(**{**item, "replicas": tuple(item["replicas"]), "next_step": step})
+    return Finding(item["cause"], item["message"], step, replicas=tuple(item["replicas"]))
 
 
-def _explains_nothing(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> bool:
+def _explains_nothing(snapshot: Snapshot, diagnoses: Sequence[Finding]) -> bool:
     """Whether a job ended and its findings do not say why: its Pods may be gone."""
     ended = job_status(snapshot).state in {JobState.FAILED, JobState.DELETING}
-    return ended and all(finding.cause in _END_ALONE for finding in diagnoses)
+    return ended and all(finding.id in _END_ALONE for finding in diagnoses)

@@ -18,7 +18,7 @@ from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import Object
-from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.findings import Finding
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.observe.status import ReplicaStatus
 
 SETTLE_SECONDS: Final = 0.5
@@ -271,7 +271,7 @@ class _Watcher:
                 pods = tuple(self._pods.values())
                 snapshot = replace(snapshot, pods=pods, at=status.finished)
             for one in diagnose(snapshot, self._tails):
-                yield Event(EventKind.FINDING, one.as_dict(), time.time(), one.replica)
+                yield Event(EventKind.FINDING, as_data(one), time.time(), one.replica)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         news = (status.state, status.reason, status.message)
@@ -403,12 +403,12 @@ class Stalled:
                 return  # it costs requests, and may take days
             others, patience = self._related(snapshot), patience / 2
         problems = _problems(snapshot, status, tails, others)
-        found = {(one.cause, one.replica): one for one in problems}
+        found = {(one.id, one.replica): one for one in problems}
         self._since = {key: self._since.get(key, now) for key in found}
         for key, one in found.items():
             if key not in self._reported and now - self._since[key] >= patience:
                 self._reported.add(key)
-                yield _warning(f"{one.message}; next: {one.next_step}", reason=str(one.cause))
+                yield _warning(f"{one.message}; next: {one.next_step}", reason=str(one.id))
 
 
 def _problems(
@@ -416,14 +416,14 @@ def _problems(
     status: JobStatus,
     tails: Mapping[str, Sequence[str]],
     related: Sequence[Json],
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """What holds the job up; nothing where all replicas run, since only the past is known then."""
     complete = len(status.replicas) == len(replica_names(snapshot.job))
     run = complete and all(one.situation in {"Running", "Succeeded"} for one in status.replicas)
     if run or status.state.finished:
         return []
     known = _CAUSES_IN_STATE if related else _CAUSES_IN_STATE | _QUEUE
-    return [one for one in diagnose(snapshot, tails, related) if one.cause not in known]
+    return [one for one in diagnose(snapshot, tails, related) if one.id not in known]
 
 
 def watch_all(

@@ -17,6 +17,7 @@ from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.jobs.suspend import suspend
+from k8sjob.observe.diagnose import as_data
 from k8sjob.observe.findings import findings, keep_record_of
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_timing
@@ -99,7 +100,7 @@ def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
 PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
     "status": status,
     "history": history,
-    "why": lambda entry, snapshot: [one.as_dict() for one in findings(entry.backend, snapshot)],
+    "why": lambda entry, snapshot: [as_data(one) for one in findings(entry.backend, snapshot)],
     "timing": timing,
     "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
     "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},

@@ -17,8 +17,8 @@ from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
+    from k8sjob.findings import Finding
     from k8sjob.html_card import HasCard, Html
-    from k8sjob.observe.diagnose import Diagnosis
 
 
 def card_of(shown: HasCard) -> str:
@@ -111,6 +111,6 @@ def _result(result: RunResult) -> str:
     return card(result.ref.name, rows, *parts, drawn, state=result.state)
 
 
-def finding_parts(found: Diagnosis) -> list[Html]:
+def finding_parts(found: Finding) -> list[Html]:
     """A finding and its next step."""
     return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]

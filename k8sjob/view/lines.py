@@ -18,7 +18,7 @@ from k8sjob.view.summary import REPEATS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.observe.diagnose import Diagnosis
+    from k8sjob.findings import Finding
 
 STATE_STYLE: Final = {
     "Running": "cyan",
@@ -193,12 +193,12 @@ def values(metrics: Mapping[str, str | float]) -> str:
     )
 
 
-def finding_lines(found: Diagnosis) -> list[Text]:
+def finding_lines(found: Finding) -> list[Text]:
     """A finding as one paragraph and its next step as another."""
     head = Text("why: ", style="bold red")
     if found.replica and not found.message.startswith(found.replica):
         head.append(f"{found.replica}: ")
-    first, *rest = (found.message or found.cause).splitlines() or [""]
+    first, *rest = (found.message or found.id).splitlines() or [""]
     lines = [head.append(first, style="default"), *(Text("     " + more) for more in rest)]
     steps = found.next_step.splitlines()
     return lines + [Text("next: ", style="bold").append(step, style="not bold") for step in steps]

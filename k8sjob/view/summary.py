@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose import Diagnosis
+from k8sjob.findings import Finding
 from k8sjob.observe.status import ReplicaStatus
 from k8sjob.observe.training import Training
 from k8sjob.sanitize import integer, real, safe_text, text
@@ -38,7 +38,7 @@ class JobSummary(Training):
     finished: float | None = None
     reported_at: float = 0.0
     replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
-    findings: list[Diagnosis] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
@@ -93,9 +93,10 @@ class JobSummary(Training):
             self.forget_start(name)
 
 
-def finding(event: Event) -> Diagnosis:
+def finding(event: Event) -> Finding:
     """The finding that an event of that kind carries."""
     cause, message, next_step = (
         safe_text(str(event.data.get(key) or "")) for key in ("cause", "message", "next_step")
     )
-    return Diagnosis(cause, message, next_step, text(event.replica))
+    replica = text(event.replica)
+    return Finding(cause, message, next_step, replicas=(replica,) if replica else ())

@@ -206,7 +206,7 @@ class NotebookView:
         curves = {"loss": summary.curve, **summary.curves}
         parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
         for found in summary.findings:
-            parts.append(paragraph("why:", found.message or found.cause, bad=True))
+            parts.append(paragraph("why:", found.message or found.id, bad=True))
             parts.append(paragraph("next:", found.next_step))
         odd = {
             n: replica

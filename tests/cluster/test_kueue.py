@@ -83,7 +83,7 @@ def reason(desk):
     def find(ref):
         snapshot = desk.backend.snapshot(ref)
         found = diagnose(snapshot, {}, desk.backend.related(snapshot))
-        return next(((one.cause, one.message) for one in found if "queue" in one.cause), ("", ""))
+        return next(((one.id, one.message) for one in found if "queue" in one.id), ("", ""))
 
     return find
 

@@ -389,7 +389,7 @@ def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):
     status = job_status(snapshot)
     assert (status.state, status.reason) == (JobState.FAILED, "PodFailurePolicy")
     first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
-    assert (first.cause, first.replica) == (Cause.CRASH, "worker-0")
+    assert (first.id, first.replica) == (Cause.CRASH, "worker-0")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -299,19 +299,19 @@ def test_a_rank_that_raises_fails_the_job_with_its_reason(fail):
     finding, end = fail("raises")
     assert end["exitCode"] == 1
     assert "no sample 41 on rank 2" in json.loads(end["message"])["message"]
-    assert (finding.cause, finding.replica) == (Cause.CRASH, "worker-1")
+    assert (finding.id, finding.replica) == (Cause.CRASH, "worker-1")
     assert "no sample 41 on rank 2" in finding.message
 
 
 def test_a_rank_that_hangs_is_named(fail):
     finding, _ = fail("hangs", max_restarts=0)
-    assert finding.cause == Cause.HUNG
+    assert finding.id == Cause.HUNG
     assert finding.message.startswith("rank 2 hung")
 
 
 def test_settings_that_cannot_work_are_reported_as_such(fail):
     finding, _ = fail("settings", script="not-in-the-image.py", max_restarts=0)
-    assert finding.cause == Cause.CONFIGURATION
+    assert finding.id == Cause.CONFIGURATION
     assert "not-in-the-image.py" in finding.message
 
 

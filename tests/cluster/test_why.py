@@ -421,7 +421,7 @@ class Ward:
             says = says.replace(f"{{{key}}}", str(value))
         while True:
             found = self.why(name, kind)
-            if found and found[0].cause == cause and says in found[0].message:
+            if found and found[0].id == cause and says in found[0].message:
                 assert found[0].next_step
                 return found
             assert time.monotonic() < until, f"{cause}: {says!r} is not in {found}"
@@ -505,7 +505,7 @@ def test_the_first_cause_is_named(ward, name):
         trouble(ward, name)
     found = ward.first(name, *WORDS[name])
     # Whether a pod outlives its job for long enough is a matter of the machine.
-    assert {finding.cause for finding in found[1:]} <= {Cause.LEFTOVER}
+    assert {finding.id for finding in found[1:]} <= {Cause.LEFTOVER}
     ward.delete(name)
 
 
@@ -581,7 +581,7 @@ def test_an_operator_that_is_gone(bed, namespace, eventually):
     def first():
         snapshot = backend.snapshot(ref)
         found = diagnose(snapshot, {}, backend.related(snapshot))
-        return found and found[0].cause == Cause.OPERATOR_SILENT and found[0]
+        return found and found[0].id == Cause.OPERATOR_SILENT and found[0]
 
     finding = eventually(first, "silence")
     assert finding.replica == "master-0"
@@ -601,7 +601,7 @@ def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):
         found = diagnose(backend.snapshot(ref), {})
         return found and found[0]
 
-    finding = eventually(lambda: first() and first().cause == Cause.REGISTRY and first(), "why")
+    finding = eventually(lambda: first() and first().id == Cause.REGISTRY and first(), "why")
     assert f"the image {bed.base_image} cannot be reached" in finding.message
     bed.start("registry")
     eventually(lambda: job_status(backend.snapshot(ref)).state == JobState.RUNNING, "its start")

@@ -33,7 +33,7 @@ def test_output_has_its_cause(lines, cause, detail):
     pods = [make_pod("master-0", "Succeeded"), failed("worker-0")]
     noise = ["epoch 1", "pod:88:88 [0] NCCL INFO NET/IB : No device found."]
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {"worker-0": [*noise, *lines]})
-    assert (finding.cause, finding.replica) == (cause, "worker-0")
+    assert (finding.id, finding.replica) == (cause, "worker-0")
     assert detail in finding.message
     assert finding.next_step
 
@@ -43,7 +43,7 @@ def test_ranks_that_did_not_reach_a_collective_are_named():
     pods = [failed(name, ended(134)) for name in names]
     logs = {"master-0": [WATCHDOG.format(0)], "worker-0": [WATCHDOG.format(1)], "worker-1": []}
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
-    assert finding.cause == "collective-timeout"
+    assert finding.id == "collective-timeout"
     assert "; rank 2 did not wait for it; 2 more ended with the same exit code" in finding.message
     del logs["worker-1"]  # whether it waited is not known then
     assert "did not wait" not in diagnose(snapshot("Failed:x:y", pods=pods), logs)[0].message
@@ -186,7 +186,7 @@ def test_a_file_that_is_missing():
 def test_what_an_exception_was_raised_from_is_its_cause(causes, cause, note):
     reason = Reason(1, 1, "MyError", "no", "main.py:3", causes=causes)
     finding = why(ended(1, reason.encode()), [])
-    assert finding.cause == cause
+    assert finding.id == cause
     assert note in finding.message
 
 
@@ -203,7 +203,7 @@ def test_what_an_exception_was_raised_from_is_its_cause(causes, cause, note):
     ],
 )
 def test_a_connection_of_the_script_is_none_between_ranks(lines, cause):
-    assert why(ended(1), [TRACEBACK, AT, *lines]).cause == cause
+    assert why(ended(1), [TRACEBACK, AT, *lines]).id == cause
 
 
 @pytest.mark.parametrize(("kind", "step"), [("OSError", "port 0"), ("DistNetworkError", "use the")])
@@ -218,7 +218,7 @@ def test_a_script_that_leaves_with_a_code_had_handled_what_it_wrote(rank):
     lines = ["main.py:7: UserWarning: NCCL error: unhandled system error"]
     lines += ["  warnings.warn('NCCL error: unhandled system error')"]
     finding = why(end, [*lines, HANDLED[0]])
-    assert finding.cause == ("missing-module" if rank < 0 else "crash")
+    assert finding.id == ("missing-module" if rank < 0 else "crash")
     assert HANDLED[0] in finding.message or rank < 0
 
 
@@ -227,7 +227,7 @@ def test_a_loaders_process_that_was_killed_is_named_by_the_cause_of_the_report(s
     end = report("RuntimeError", "DataLoader worker (pid(s) 7, 8) exited unexpectedly")
     cause = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}"
     finding = why(end, [TRACEBACK, AT, cause])
-    assert finding.cause == ("memory" if signal == "Killed" else "crash")
+    assert finding.id == ("memory" if signal == "Killed" else "crash")
 
 
 RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()
@@ -245,7 +245,7 @@ REFUSED = "Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weigh
 )
 def test_a_resumed_checkpoint_of_another_model(detail, lines, hint):
     finding = why(report("RuntimeError", detail), lines)
-    assert finding.cause == "crash"
+    assert finding.id == "crash"
     assert detail.splitlines()[0] in finding.message
     assert ("what it resumed from /checkpoints/step-4.pt" in finding.next_step) == hint
     assert ("start from scratch (an empty checkpoint.dir)" in finding.next_step) == hint
@@ -271,7 +271,7 @@ def test_what_was_followed_by_training_is_no_cause(code, progress):
 @pytest.mark.parametrize("bars", [1, 3, 4])
 def test_a_progress_bar_that_is_drawn_again_at_the_end_is_no_training(bars):
     lines = [BAR * 4 + TRACEBACK, *OUT_OF_MEMORY[1:], *[BAR] * bars]
-    assert (why(ended(1), lines).cause == "gpu-memory") is (bars < 4)
+    assert (why(ended(1), lines).id == "gpu-memory") is (bars < 4)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -285,7 +285,7 @@ def test_the_last_traceback_counts(several):
         "[rank0]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5",
     ]
     finding = why(ended(1), [*KEY_ERROR, *lost], nproc=nproc)
-    assert finding.cause == ("crash" if several else "connection")
+    assert finding.id == ("crash" if several else "connection")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_rank_that_nccl_aborts_after_its_peer_was_killed_is_not_the_cause(code
     pods = [failed("master-0", ended(code)), failed("worker-0", killed)]
     logs = {"master-0": ["epoch 1 step 7", *NCCL_ABORT, *more], "worker-0": ["epoch 1 step 7"]}
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
-    assert (finding.cause, finding.replica) == ("memory", "worker-0")
+    assert (finding.id, finding.replica) == ("memory", "worker-0")
 
 
 def test_the_failure_that_a_rank_waited_for_in_vain_comes_first():
@@ -366,7 +366,7 @@ def test_the_failure_that_a_rank_waited_for_in_vain_comes_first():
     logs = {"master-0": [WATCHDOG.format(0)], "worker-0": ["epoch 1"]}
     seen = snapshot("Running", pods=[waits, again], deadline=None, replicas=PAIR)
     (finding,) = diagnose(seen, logs)
-    assert (finding.cause, finding.replica) == ("memory", "worker-0")
+    assert (finding.id, finding.replica) == ("memory", "worker-0")
 
 
 def test_a_hang_is_no_consequence_of_what_another_replica_survived():
@@ -378,7 +378,7 @@ def test_a_hang_is_no_consequence_of_what_another_replica_survived():
     )
     logs = {"worker-0": ["Traceback (most recent call last):", AT, "KeyError: 'lr'"]}
     seen = snapshot("Running", pods=[hung, again], deadline=None, replicas=PAIR)
-    assert [one.cause for one in diagnose(seen, logs)] == ["hung"]
+    assert [one.id for one in diagnose(seen, logs)] == ["hung"]
 
 
 @pytest.mark.parametrize(
@@ -392,13 +392,13 @@ def test_who_was_killed_is_the_cause_whatever_its_other_ranks_wrote(end, cause):
     pods = [failed("master-0", ended(134)), failed("worker-0", end)]
     logs = {"master-0": ["epoch 1", *NCCL_ABORT], "worker-0": ["epoch 1", *NCCL_ABORT, *SUMMARY]}
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
-    assert (finding.cause, finding.replica) == (cause, "worker-0")
+    assert (finding.id, finding.replica) == (cause, "worker-0")
 
 
 def test_a_signal_is_no_loss_of_a_peer_that_was_survived_before():
     lost = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9"
     finding = why(ended(139), ["epoch 1", lost, "Fatal Python error: Segmentation fault"])
-    assert finding.cause == "killed"
+    assert finding.id == "killed"
     assert "SIGSEGV" in finding.message
 
 
@@ -410,7 +410,7 @@ def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
     error = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
     logs = {"worker-0": ["Traceback (most recent call last):", '  File "x"', error]}
     found = diagnose(snapshot("Running", pods=pods, deadline=None), logs)
-    assert [one.cause for one in found] == ["unschedulable", "rendezvous"]
+    assert [one.id for one in found] == ["unschedulable", "rendezvous"]
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
 )
 def test_a_container_that_its_node_lost_is_no_fault_of_the_script(end):
     finding = why(end, ["epoch 1 loss 0.5"])
-    assert finding.cause == "node-lost"
+    assert finding.id == "node-lost"
     assert finding.message == "worker-0: its node node-1 restarted, or lost its container"
     assert finding.next_step.startswith("submit the job again: with checkpoints")
 
@@ -430,7 +430,7 @@ def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
     limits = {"limits": {"nvidia.com/gpu": "8"}}
     pod["spec"]["containers"] = [{"name": "pytorch", "resources": limits}]
     (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {"worker-0": error})
-    assert finding.cause == "gpu-driver"
+    assert finding.id == "gpu-driver"
     assert finding.next_step.startswith("its pod requests GPUs, but the container sees none")
 
 
@@ -461,5 +461,5 @@ def chain(*parts):
 def test_an_exception_has_its_cause_where_it_was_raised_from(parts, cause, words):
     pods = [make_pod("master-0", "Failed", terminated=ended(1))]
     finding = diagnose(snapshot("Failed", pods=pods), {"master-0": [*chain(*parts)]})[0]
-    assert finding.cause == cause
+    assert finding.id == cause
     assert words in finding.message

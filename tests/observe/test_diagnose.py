@@ -29,7 +29,7 @@ from k8sjob.backends.api import Snapshot
 from k8sjob.cli.find_job import warn_of_clock
 from k8sjob.contract import Event, Reason
 from k8sjob.kube.objects import stamp
-from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.diagnose.finding import without_replica
 from k8sjob.observe.diagnose.output import since_training
 
@@ -47,7 +47,7 @@ def why(*conditions, logs=None, related=(), now=NOW, **job):
 
 
 def causes(*conditions, **options):
-    return [finding.cause for finding in why(*conditions, **options)]
+    return [finding.id for finding in why(*conditions, **options)]
 
 
 def only(*conditions, **options):
@@ -104,7 +104,7 @@ def test_nothing_is_wrong_with_a_job_that_runs_or_ended_well():
 )
 def test_the_job_itself(condition, cause, step):
     finding = only("Created", condition)
-    assert (finding.cause, finding.replica) == (cause, "")
+    assert (finding.id, finding.replica) == (cause, "")
     assert step in finding.next_step
     if cause in {"restart-limit", "failed"}:
         assert condition.split(":")[2] in finding.message
@@ -130,7 +130,7 @@ def test_a_container_that_ended(row):
     pods = [make_pod("master-0", "Succeeded"), make_pod("worker-0", "Failed", terminated=end)]
     finding = only("Failed:x:why", pods=pods, logs={"worker-0": tail})
     cause, _, note = expected.partition(" | ")
-    assert (finding.cause, finding.replica) == (cause, "worker-0")
+    assert (finding.id, finding.replica) == (cause, "worker-0")
     assert note in finding.message + "$"
     assert finding.next_step.startswith(row.get("step", ""))
     assert finding.next_step
@@ -183,7 +183,7 @@ def test_a_rank_that_ended_early_is_named(state, expected):
         "master-0": ["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.244.0.7]:1"]
     }
     finding = why("Failed", pods=pods, logs=tail)[0]
-    assert f"{finding.cause} | {finding.message}".startswith(expected)
+    assert f"{finding.id} | {finding.message}".startswith(expected)
 
 
 def test_a_finished_rank_does_not_join_a_new_rendezvous():
@@ -191,7 +191,7 @@ def test_a_finished_rank_does_not_join_a_new_rendezvous():
     master = make_pod("master-0", "Failed", terminated=lost)
     done = make_pod("worker-0", "Succeeded", terminated={"exitCode": 0})
     finding = why("Failed", pods=[master, done])[0]
-    assert (finding.cause, finding.replica) == ("left-early", "worker-0")
+    assert (finding.id, finding.replica) == ("left-early", "worker-0")
     assert finding.message.startswith("worker-0 (rank 1) had ended with exit code 0")
     assert finding.next_step.startswith("submit the job again")
 
@@ -206,7 +206,7 @@ def test_a_deleted_pod_is_explained_by_its_events():
     whole = failure("worker-1", reported(1, 2, "ValueError", "long " * 300)["message"])
     for event in (whole, {**whole, "message": whole["message"][:1024]}):  # the apiserver's limit
         finding = only("Failed", events=[event])
-        assert (finding.cause, finding.replica) == ("crash", "worker-1")
+        assert (finding.id, finding.replica) == ("crash", "worker-1")
         assert finding.message.startswith("worker-1, rank 2: exit code 1: ValueError: long long")
 
 
@@ -242,7 +242,7 @@ HUNG = {"master-0": restarted(140, "Hang", "in train.py:7", rank=0)}
 def test_a_restart_in_place_has_a_cause_too():
     pods = running("master-0", "worker-0")
     found = only("Running", pods=pods, replicas=PAIR, logs=HUNG)
-    assert found.cause == "hung"
+    assert found.id == "hung"
     assert "in train.py:7" in found.message
     assert found.message.endswith("5 min ago; it is running again")
     full = ["RuntimeError: posix_fallocate failed", *restarted(135, "Signal", "")]
@@ -252,7 +252,7 @@ def test_a_restart_in_place_has_a_cause_too():
         *running("master-0"),
         make_pod("worker-0", "Pending", waiting={"reason": "ContainerCreating"}),
     ]
-    found = [one.cause for one in why("Running", pods=pending, replicas=PAIR, logs=HUNG)]
+    found = [one.id for one in why("Running", pods=pending, replicas=PAIR, logs=HUNG)]
     assert found == ["waiting", "hung"]
 
 
@@ -261,7 +261,7 @@ def test_a_hang_may_be_why_a_job_was_stopped(finished, more):
     pods = [make_pod("master-0", "Failed", terminated=ended(143, time=finished))]
     job = {"pods": pods, "replicas": MASTER, "completionTime": at(finished)}
     found = why("Failed:PyTorchJobStopped:x", logs=HUNG, **job)
-    assert [one.cause for one in found] == ["stopped", *more]
+    assert [one.id for one in found] == ["stopped", *more]
     assert all("5 min ago" in one.message for one in found[1:])
 
 
@@ -283,7 +283,7 @@ def test_a_restart_in_place_that_does_not_matter():
 def test_the_newest_failure_of_a_replica_counts():
     again = make_pod("master-0", restarts=1, running={}, last=ended(139, time="04:00"))
     found = only("Running", pods=[again, *running("worker-0")], replicas=PAIR, logs=HUNG)
-    assert (found.cause, "1 more" in found.message) == ("hung", False)
+    assert (found.id, "1 more" in found.message) == ("hung", False)
 
 
 def test_the_output_before_a_newer_failure_is_not_that_before_a_restart():
@@ -322,7 +322,7 @@ def test_any_output_gives_one_finding(code, message, reason, tail):
     pod = make_pod("worker-0", "Failed", terminated=ended(code, message, reason))
     finding = only("Failed", pods=[pod], logs={"worker-0": tail})
     assert finding.message.startswith("worker-0")
-    assert set(finding.as_dict()) == {"cause", "message", "next_step", "replica", "replicas"}
+    assert set(as_data(finding)) == {"cause", "message", "next_step", "replica", "replicas"}
 
 
 def test_every_cause_is_in_the_reference():
@@ -342,7 +342,7 @@ def test_the_same_problem_of_many_replicas_is_one_finding():
     finding = only("Created", pods=pods, replicas={"Master": 1, "Worker": 1200})
     assert finding.message.startswith("master-0, worker-0 and 1198 more: there is no image")
     assert len(finding.replicas) == 1200
-    assert finding.as_dict()["replicas"][-1] == "worker-1199"
+    assert as_data(finding)["replicas"][-1] == "worker-1199"
 
 
 def test_pod_identifiers_do_not_split_a_finding():
@@ -466,7 +466,7 @@ def test_a_gate_and_the_reasons_of_other_schedulers():
 def test_a_silent_operator():
     created = datetime(2026, 1, 1, tzinfo=UTC)
     waits = only(now=created + timedelta(seconds=2))
-    assert waits.cause == "waiting"
+    assert waits.id == "waiting"
     assert waits.message == "the job has no pods yet, 2 s after it was created"
     deployment = {
         "kind": "Deployment",
@@ -475,13 +475,13 @@ def test_a_silent_operator():
         "status": {},
     }
     finding = only(related=[deployment], now=created + timedelta(seconds=9))
-    assert finding.cause == "operator-silent"
+    assert finding.id == "operator-silent"
     assert "not acted on the job for 9 s" in finding.message
     assert "kubeflow/training-operator has 0 of 1 pods ready" in finding.message
 
     lost = {"pods": [make_pod("master-0", running={}), make_pod("worker-0")]}
     finding = only("Running", **lost)
-    assert (finding.cause, finding.replicas) == ("operator-silent", ("worker-1",))
+    assert (finding.id, finding.replicas) == ("operator-silent", ("worker-1",))
     killing = about("Pod", "job-worker-1", "Killing", "Stopping", time="09:55")
     assert why("Running", events=[killing], **lost) == []
     assert why("Running", now=created + timedelta(minutes=9, seconds=20), **lost) == []
@@ -525,9 +525,9 @@ def test_a_job_that_its_jobset_has_made_after_all_is_no_problem(note):
     job = {"kind": "JobSet", "metadata": {**meta, "labels": {}}, "spec": {}, "status": {}}
     child = {"metadata": {"name": "job-node-0"}, "spec": {"completions": 2}, "status": {}}
     refused_alone = diagnose(Snapshot(job, (), (refusal,)), {}, (), now=NOW)
-    assert [finding.cause for finding in refused_alone] in (["name-taken"], ["webhook"])
+    assert [finding.id for finding in refused_alone] in (["name-taken"], ["webhook"])
     made = diagnose(Snapshot({**job, "child": child}, (), (refusal,)), {}, (), now=NOW)
-    assert {finding.cause for finding in made} <= {"waiting", "operator-silent"}
+    assert {finding.id for finding in made} <= {"waiting", "operator-silent"}
 
 
 def test_refusals_that_differ_by_the_replica_s_name_are_one_finding():
@@ -541,7 +541,7 @@ def test_refusals_that_differ_by_the_replica_s_name_are_one_finding():
 def test_a_deadline_that_the_operator_has_not_noticed():
     late = {"pods": running(*ALL), "startTime": at("06:00")}
     finding = only("Running", **late)
-    assert finding.cause == "deadline"
+    assert finding.id == "deadline"
     assert "its deadline of 60 s passed 3 min ago" in finding.message
     assert "kubectl label pytorchjob job -n ns" in finding.next_step
     assert why("Running", now=datetime(2026, 1, 1, 0, 7, 2, tzinfo=UTC), **late) == []
@@ -598,7 +598,7 @@ def test_what_the_kubelet_ends_by_itself_was_not_deleted(reason, message, step, 
         event["involvedObject"] |= {"uid": uid, **field}
     pod = make_pod("worker-0", "Failed", meta={"uid": "new"}, terminated=ended(137, "hello"))
     finding = only("Running", pods=[pod], events=events, replicas=WORKER)
-    assert finding.cause == "killed"
+    assert finding.id == "killed"
     assert finding.message == f"worker-0: the kubelet ended it: {message.strip(':')}"
     assert step in finding.next_step
     for event in events:  # another container's, or of an end before
@@ -626,7 +626,7 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along():
     pod["status"]["conditions"] = [unschedulable]
     namespace = {"kind": "Namespace", "metadata": {"name": "ns", "deletionTimestamp": at("00:00")}}
     found = why("Created", pods=[pod], related=[namespace])
-    assert [one.cause for one in found] == ["deleting", "waiting"]
+    assert [one.id for one in found] == ["deleting", "waiting"]
     assert "namespace ns is being deleted, for" in found[0].message
     assert why("Succeeded", related=[namespace]) == []
 
@@ -637,7 +637,7 @@ def test_an_init_container_that_takes_long_is_named():
     state = {"running": {"startedAt": at("04:00")}}
     pod["status"]["initContainerStatuses"] = [{"name": "prep", "state": state}]
     finding = only("Created", pods=[pod], replicas=WORKER)
-    assert finding.cause == "waiting"
+    assert finding.id == "waiting"
     assert "its init container 'prep' runs, for" in finding.message
     assert finding.next_step.endswith("kubectl logs -n ns job-worker-0 -c prep")
     pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"  # a sidecar runs all the time
@@ -675,7 +675,7 @@ def test_what_an_autoscaler_does_about_a_pod_is_said(reason, note, what, step):
         return about("Pod", "job-worker-0", reason, note, uid="p", time=time)
 
     finding = only("Created", events=[event("09:00")], **job)
-    assert finding.cause == "unschedulable"
+    assert finding.id == "unschedulable"
     assert what in finding.message
     assert finding.next_step.startswith(step)
     assert "device plugin" in only("Created", related=nodes, **job).next_step
@@ -689,9 +689,9 @@ def test_a_sidecar_that_runs_again_is_no_problem():
     pod = with_init(make_pod("worker-0", running={}), "gcsfuse", running={})
     crashed = {"terminated": ended(1)}
     pod["status"]["initContainerStatuses"][0]["lastState"] = crashed
-    assert only("Running", pods=[pod], replicas=WORKER).cause == "init"
+    assert only("Running", pods=[pod], replicas=WORKER).id == "init"
     pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"
-    assert only("Running", pods=[pod], replicas=WORKER).cause == "init"  # it may never be ready
+    assert only("Running", pods=[pod], replicas=WORKER).id == "init"  # it may never be ready
     pod["status"]["initContainerStatuses"][0]["started"] = True
     assert why("Running", pods=[pod], replicas=WORKER, deadline=None) == []
 
@@ -715,7 +715,7 @@ def test_why_a_pod_left_its_node_is_reported_with_its_age(events, cause, what, a
     meta = {"creationTimestamp": at("05:31"), "uid": "new"}
     pod = make_pod("worker-0", "Running" if again else "Pending", meta=meta, **state)
     finding = only("Running", pods=[pod], events=events, replicas=WORKER)
-    assert finding.cause == cause
+    assert finding.id == cause
     assert finding.message in {f"worker-0: {what}, {n} min ago{again}" for n in (4, 5)}
     assert "resources.memory" not in finding.next_step
 
@@ -770,7 +770,7 @@ def test_an_eviction_that_repeats_says_how_often_and_for_how_long():
     [finding] = why(
         "Running", pods=running("worker-0", "worker-1"), events=events, replicas={"Worker": 2}
     )
-    assert (finding.cause, finding.replicas) == ("evicted", ("worker-1", "worker-0"))
+    assert (finding.id, finding.replicas) == ("evicted", ("worker-1", "worker-0"))
     assert ", 4 times in" in finding.message
     once = why(
         "Running", pods=running("worker-0", "worker-1"), events=events[:2], replicas={"Worker": 2}
@@ -819,7 +819,7 @@ def awaiting():
 )
 def test_workers_that_wait_for_a_failing_master_are_left_out(master, cause):
     finding = only("Created", pods=[master, *awaiting()])
-    assert (finding.replica, finding.cause) == ("master-0", cause)
+    assert (finding.replica, finding.id) == ("master-0", cause)
 
 
 def test_an_unresolved_name_is_reported_although_the_master_had_crashed():
@@ -828,7 +828,7 @@ def test_an_unresolved_name_is_reported_although_the_master_had_crashed():
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": at("06:00")}
     master["status"]["conditions"] = [ready]
     awaited, crash = why("Running", pods=[master, *awaiting()])
-    assert (awaited.cause, crash.cause) == ("master-awaited", "crash")
+    assert (awaited.id, crash.id) == ("master-awaited", "crash")
     assert "check the cluster's DNS" in awaited.next_step
     assert crash.message == "master-0: exit code 1: no, 5 min ago; it is running again"
 
@@ -839,7 +839,7 @@ def test_what_a_slow_job_waits_for():
     event = about("Pod", "job-master-0", "Pulling", 'Pulling image "r/x:1"', uid="m")
     dying = make_pod("worker-0", dying=True, running={})
     found = why("Created", pods=[pulling, dying, make_pod("worker-1")], events=[event])
-    assert [f"{one.cause} | {one.message}" for one in found] == [
+    assert [f"{one.id} | {one.message}" for one in found] == [
         "waiting | master-0: its node is pulling the image r/x:1, for 5 min",
         "waiting | worker-0: its pod is terminating, for 10 min",
     ]
@@ -893,7 +893,7 @@ def test_a_sidecar_keeps_a_pod_from_ending():
     proxy = {"name": "istio-proxy", "state": {"running": {}}}
     pod["status"]["containerStatuses"].append(proxy)
     finding = only("Running", pods=[pod], replicas=MASTER)
-    assert finding.cause == "sidecar"
+    assert finding.id == "sidecar"
     assert finding.message.endswith("'istio-proxy' keeps the pod running, for 5 min")
     just_now = datetime(2026, 1, 1, 0, 5, 3, tzinfo=UTC)
     assert why("Running", pods=[pod], replicas=MASTER, now=just_now) == []
@@ -903,7 +903,7 @@ def test_a_sidecar_keeps_a_pod_from_ending():
 def test_a_training_that_succeeds_again_and_again(state):
     pods = [make_pod("master-0", restarts=3, last=ended(0, reason="Completed"), **state)]
     finding = only("Running", pods=pods, replicas=MASTER)
-    assert finding.cause == "started-again"
+    assert finding.id == "started-again"
     assert "never succeeds" in finding.message
     pods[0]["spec"]["restartPolicy"] = "OnFailure"
     assert why("Running", pods=pods, replicas=MASTER) == []
@@ -919,7 +919,7 @@ def doomed(*conditions, finalizer, **options):
 def test_the_operator_is_not_silent_about_a_job_that_is_being_deleted():
     """The operator ignores such a job: that is not its silence."""
     (finding,) = doomed("Running", finalizer="example.com/keep")
-    assert finding.cause == "deleting"
+    assert finding.id == "deleting"
     assert finding.message == (
         "the job is being deleted; it is waiting for its finalizers: example.com/keep, for 46 s"
     )
@@ -937,7 +937,7 @@ def test_pods_of_a_job_that_is_being_deleted_are_what_it_waits_for():
 def test_a_failed_job_kept_by_a_finalizer_has_both_causes():
     pods = [make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no"))]
     found = doomed("Failed", pods=pods, finalizer="example.com/keep")
-    assert [one.cause for one in found] == ["crash", "deleting"]
+    assert [one.id for one in found] == ["crash", "deleting"]
 
 
 # --- training that is not what it seems
@@ -965,7 +965,7 @@ def test_a_failed_replica_of_a_job_that_succeeded(reason, words):
     for pods, events in (([master, worker], []), ([master], [event]), ([], [event])):
         finding = why("Succeeded", pods=pods, events=events, replicas=PAIR)[0]
         assert finding.message.startswith(f"the job succeeded, but {words}")
-        assert (finding.cause, finding.replica) == ("left-early", "master-0")
+        assert (finding.id, finding.replica) == ("left-early", "master-0")
         assert "same number of steps" in finding.next_step
 
 
@@ -988,7 +988,7 @@ def test_a_rank_that_ended_early_while_others_wait(nproc, ranks):
     assert finding.message.startswith(
         f"worker-0 ({ranks}) ended with exit code 0, 5 min ago, and master-0 still runs"
     )
-    assert finding.cause == "left-early"
+    assert finding.id == "left-early"
     assert "only evaluates or saves, wait" in finding.next_step
     assert why("Running", now=datetime(2026, 1, 1, 0, 5, 20, tzinfo=UTC), **job) == []
 
@@ -1002,8 +1002,8 @@ def test_an_independent_cause_follows_the_first_and_a_consequence_does_not():
     }
     pods = [make_pod(name, "Failed", terminated=end) for name, end in ends.items()]
     first, second = why("Failed:x:y", pods=pods)
-    assert (first.cause, first.replicas) == ("missing-module", ("master-0",))
-    assert (second.cause, second.replicas) == ("memory", ("worker-0",))
+    assert (first.id, first.replicas) == ("missing-module", ("master-0",))
+    assert (second.id, second.replicas) == ("memory", ("worker-0",))
     pods[1] = make_pod("worker-0", "Failed", terminated=ended(137, time="05:30"))  # killed with it
     assert len(why("Failed:x:y", pods=pods)) == 1
 
@@ -1054,8 +1054,8 @@ def test_an_early_end_explains_the_wait_of_other_ranks(end, tail):
         pods = [make_pod("master-0", "Failed", terminated=end), done]
         return why("Failed:x:y", pods=pods, replicas=PAIR, logs={"master-0": tail})[0]
 
-    assert (first("04:00").cause, first("04:00").replica) == ("left-early", "worker-0")
-    assert first("05:30").cause != "left-early"
+    assert (first("04:00").id, first("04:00").replica) == ("left-early", "worker-0")
+    assert first("05:30").id != "left-early"
 
 
 @pytest.mark.parametrize("state", ["Succeeded", "Failed:x:y", "Running"])
@@ -1064,7 +1064,7 @@ def test_replicas_that_trained_alone(state):
     master = make_pod("master-0", "Succeeded", terminated=unmet)
     line = Event("unmet", {"world_size": 2, "replicas": 2}).encode()
     for pods, logs in (([master], {}), ([], {"master-0": [line]})):
-        found = {one.cause: one for one in why(state, pods=pods, replicas=PAIR, logs=logs)}
+        found = {one.id: one for one in why(state, pods=pods, replicas=PAIR, logs=logs)}
         assert "each of them trained a separate model" in found["no-group"].message
 
 
@@ -1073,7 +1073,7 @@ def test_a_launcher_that_the_script_starts_comes_before_the_missing_group():
     warning = Event("warning", {"reason": "own-launcher", "command": command}).encode()
     pods = running("master-0", "worker-0")
     finding = only("Running", pods=pods, replicas=PAIR, logs={"worker-0": [warning, "text"]})
-    assert (finding.cause, command in finding.message) == ("own-launcher", True)
+    assert (finding.id, command in finding.message) == ("own-launcher", True)
     joined = [warning, Event("started", {"world_size": 2}).encode()]
     assert why("Running", pods=pods, replicas=PAIR, logs={"worker-0": joined}) == []
 
@@ -1088,7 +1088,7 @@ def losses(*values, kind="progress", **data):
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_throughout(loss):
     (finding,) = losses(loss, loss, epoch=1)
-    assert finding.cause == "nan-loss"
+    assert finding.id == "nan-loss"
     assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 0")
     for fine in ((loss, 0.5), (loss, 1), (), ("x",), (None,), (0.5, loss)):
         assert losses(*fine, epoch=1) == []
@@ -1115,16 +1115,16 @@ def test_a_wait_is_reported_until_training_continues():
 
     stays = (warning(rank=2), "text", warning(reason="other"), Event("checkpoint", {}).encode())
     (finding,) = found(*stays)
-    assert (finding.cause, finding.replica) == ("no-progress", "worker-1")
+    assert (finding.id, finding.replica) == ("no-progress", "worker-1")
     assert finding.message == "no progress for 60 s: rank 2 is at step 4 (reported 90 s ago)"
     for rank in ("2", True, -1, None, 99):
         assert found(warning(rank=rank))[0].replica == ""
     assert found(warning(), warning(over=True)) == []
     for kind in ("progress", "metrics", "restarting"):
         assert found(warning(), Event(kind, {"step": 5}).encode()) == []
-    assert "no-progress" not in [one.cause for one in found(*stays, state="Failed:x:y")]
+    assert "no-progress" not in [one.id for one in found(*stays, state="Failed:x:y")]
     crashed = [make_pod("master-0", last=ended(140)), *running(*ALL[1:])]
-    assert "no-progress" not in [one.cause for one in found(*stays, pods=crashed)]
+    assert "no-progress" not in [one.id for one in found(*stays, pods=crashed)]
 
 
 def test_in_an_elastic_group_the_replica_that_wrote_last_has_rank_0():
@@ -1138,7 +1138,7 @@ def test_in_an_elastic_group_the_replica_that_wrote_last_has_rank_0():
     assert diagnose(seen, logs, now=NOW) == []
     seen.job["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
     (finding,) = diagnose(seen, logs, now=NOW)
-    assert finding.cause == "no-progress"
+    assert finding.id == "no-progress"
     logs["master-0"].append(line("progress", 20, step=4))  # rank 0 is there now
     assert diagnose(seen, logs, now=NOW) == []
 
@@ -1168,7 +1168,7 @@ def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_si
     retried = unplaced("master-0", "SchedulerError", gave_up, volumes=volumes)
     for pod in (silent, retried):
         finding = only("Created", pods=[pod], replicas=MASTER, related=[claim(), event])
-        assert finding.cause == "volume-claim"
+        assert finding.id == "volume-claim"
         assert finding.message.startswith("master-0: the claim 'data' has no volume: Waiting for a")
         assert "check whether the provisioner csi.example runs" in finding.next_step
     chosen = claim(**{"volume.kubernetes.io/selected-node": "node-3"})
@@ -1261,7 +1261,7 @@ def test_a_deadline_is_by_the_clock_of_the_cluster(skew, causes, capsys):
     seen = snapshot("Running", pods=pods, deadline=300, replicas=MASTER, startTime=begun)
     seen = replace(seen, skew=skew)
     findings = diagnose(seen, {})
-    assert [finding.cause for finding in findings] == causes
+    assert [finding.id for finding in findings] == causes
     assert not any("delete" in finding.next_step for finding in findings)
     warn_of_clock(seen)
     assert ("900 s ahead of the cluster's" in capsys.readouterr().err) == bool(skew)

@@ -55,9 +55,9 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
         records.keep(cluster, ref, gone, findings_to_keep)
         for backend in (records.open(ref), cluster):
             first, *others = findings(backend, gone)
-            assert (first.cause, first.message.count("(seen at 2026-")) == (cause, 1)
+            assert (first.id, first.message.count("(seen at 2026-")) == (cause, 1)
             assert first.next_step.startswith("its record says: ")
-            assert [one.cause for one in others] == ["deleting" if end else "restart-limit"]
+            assert [one.id for one in others] == ["deleting" if end else "restart-limit"]
 
 
 def test_a_job_that_is_deleted_says_what_had_failed():
@@ -65,7 +65,7 @@ def test_a_job_that_is_deleted_says_what_had_failed():
     killed = make_pod("master-0", terminated=ended(143, time="09:20"), dying=True)
     running = snapshot("Running", pods=[killed, failed])
     running.job["metadata"]["deletionTimestamp"] = at("09:14")
-    causes = [(one.cause, one.replica) for one in diagnose(running, {}, now=NOW)]
+    causes = [(one.id, one.replica) for one in diagnose(running, {}, now=NOW)]
     assert causes[:2] == [("deleting", ""), ("crash", "worker-0")]
     assert ("crash", "master-0") not in causes
 
@@ -80,4 +80,4 @@ def test_a_jobs_condition_has_the_exit_code_of_a_pod_that_is_gone():
     job = make_jobset(node, condition=failed)
     job["child"] = {"kind": "Job", "status": {"conditions": [policy]}}
     finding, *_ = diagnose(replace(snapshot(), job=job), {}, now=NOW)
-    assert (finding.cause, finding.replica) == ("killed", "worker-0")
+    assert (finding.id, finding.replica) == ("killed", "worker-0")

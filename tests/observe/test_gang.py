@@ -49,7 +49,7 @@ def missing(_group, queue):
 )
 def test_a_pod_group_that_its_queue_does_not_admit(change, cause, words):
     [finding] = why(change)
-    assert finding.cause == cause
+    assert finding.id == cause
     assert words in finding.message
 
 
@@ -73,7 +73,7 @@ def test_the_next_step_has_the_queue_as_one_word_and_the_field_of_a_manifest():
 
 def test_an_admitted_pod_group_is_no_cause():
     admitted = why(lambda group, _: group["status"].update(phase="Inqueue"), events=())
-    assert [finding.cause for finding in admitted] == ["operator-silent"]
+    assert [finding.id for finding in admitted] == ["operator-silent"]
 
 
 def cluster(answers, code):

@@ -53,8 +53,8 @@ STARTED = ("Started", "Started container pytorch", TRAINS)
 )
 def test_the_events_of_a_gone_pod_have_the_cause(rows, cause, failed):
     first, *others = why(snapshot(failed, events=told(*rows)))
-    assert (first.cause, first.replicas) == (cause, ("worker-0",))
-    assert [finding.cause for finding in others] == ["deadline"] * (DEADLINE in failed)
+    assert (first.id, first.replicas) == (cause, ("worker-0",))
+    assert [finding.id for finding in others] == ["deadline"] * (DEADLINE in failed)
 
 
 @pytest.mark.parametrize(
@@ -67,19 +67,19 @@ def test_the_events_of_a_gone_pod_have_the_cause(rows, cause, failed):
     ],
 )
 def test_a_problem_that_a_gone_pod_survived_is_no_cause(rows):
-    assert [one.cause for one in why(snapshot(LIMIT, events=told(*rows)))] == ["restart-limit"]
+    assert [one.id for one in why(snapshot(LIMIT, events=told(*rows)))] == ["restart-limit"]
 
 
 def test_the_newest_gone_pod_of_a_replica_counts_and_one_that_is_there_does_not():
     healthy = told(SCHEDULED, STARTED, uid="newer")
     for event in (events := [*told(SCHEDULED, PULL), *healthy]):
         event["involvedObject"]["name"] = "job-worker-0"
-    assert why(snapshot(LIMIT, events=events))[0].cause == "restart-limit"
+    assert why(snapshot(LIMIT, events=events))[0].id == "restart-limit"
     for event in (events := list(told(SCHEDULED, PULL))):  # of an earlier job of this name
         event["lastTimestamp"] = "2025-12-31T23:59:00Z"
-    assert why(snapshot(LIMIT, events=events))[0].cause == "restart-limit"
+    assert why(snapshot(LIMIT, events=events))[0].id == "restart-limit"
     other = about_job("Error", "Error pod job-master-0 container pytorch exitCode: 1 terminated")
-    assert why(snapshot(LIMIT, events=[other]))[0].cause == "restart-limit"
+    assert why(snapshot(LIMIT, events=[other]))[0].id == "restart-limit"
 
 
 def test_a_jobset_of_others_has_replicas_by_the_names_of_their_pods():
@@ -93,4 +93,4 @@ def test_a_jobset_of_others_has_replicas_by_the_names_of_their_pods():
     row = ("Failed", START_ERROR, "spec.containers{main}")
     events = tuple(told(SCHEDULED, row, pod="job-actors-0-0-x7k2p"))
     [finding] = why(replace(snapshot(), job=job, events=events))
-    assert (finding.cause, finding.replica) == ("start", "actors-0-0")
+    assert (finding.id, finding.replica) == ("start", "actors-0-0")

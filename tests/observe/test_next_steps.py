@@ -34,7 +34,7 @@ def test_a_reported_error(report):
         end = reported(1, 0, kind.rpartition(".")[2], message, "main.py:3")
         findings.append(first(end, lines, foreign=report.get("foreign", False)))
     for finding in findings:
-        assert finding.cause == report["cause"]
+        assert finding.id == report["cause"]
         assert report["says"] in finding.next_step
         assert report["never"] not in finding.next_step
         assert report.get("names", "") in finding.message
@@ -74,7 +74,7 @@ def test_ranks_whose_checkpoints_are_on_their_own_disks(volume, restarts, own, o
     )
     restarted = Event("restarting", {"reason": {}}, 1.0).encode()
     finding = diagnose(seen, {"worker-0": [restarted] * restarts}, now=NOW)[0]
-    assert finding.cause == "left-early"
+    assert finding.id == "left-early"
     both = ("ReadWriteMany" in finding.next_step, "k8sjob lint" in finding.next_step)
     assert both == (own, not own)
 
@@ -99,7 +99,7 @@ def test_what_pod_security_refuses_of_a_restricted_job(detail, restricted, says,
     refused = about_job("FailedCreatePod", f"Error creating: {REFUSED}{detail}")
     seen = in_templates(snapshot("Created", events=[refused]), containers=[asked])
     finding = diagnose(seen, {}, now=NOW)[0]
-    assert finding.cause == "pod-security"
+    assert finding.id == "pod-security"
     assert says in finding.next_step
     assert never not in finding.next_step
 
@@ -112,7 +112,7 @@ def test_the_operators_init_container_that_would_be_root():
     status = {"name": "init-pytorch", "state": {"waiting": waiting}}
     pod["status"]["initContainerStatuses"] = [status]
     finding = diagnose(snapshot("Created", replicas=PAIR, pods=pods), {}, now=NOW)[0]
-    assert finding.cause == "container"
+    assert finding.id == "container"
     assert "operator's init container" in finding.next_step
     assert "image" not in finding.next_step
 

@@ -111,7 +111,7 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
         workload("urgent", pending(SHORT), of="5", minute=9, priority=100),
         workload("younger", pending(SHORT), of="6", minute=9),
     )
-    assert finding.cause == "queued"
+    assert finding.id == "queued"
     assert finding.message == (
         f"the job has waited in the queue 'research' for 2 min: {SHORT}; of the 8 of ClusterQueue"
         " team-a ns/large has 5 and ns/small has 2; ahead of it: ns/urgent and ns/older"
@@ -150,7 +150,7 @@ def test_a_priority_class_that_does_not_exist():
     }
     related = absent("workloads"), local_queue(), absent("workloadpriorityclasses", "urgent")
     found = explained(snapshot("Suspended", labels=labels), *related)
-    assert found.cause == "no-queue"
+    assert found.id == "no-queue"
     assert "there is no WorkloadPriorityClass 'urgent'" in found.message
     assert "kueue_priority_class" in found.next_step
     assert "kubectl label pytorchjob job -n ns --overwrite" in found.next_step
@@ -206,7 +206,7 @@ NEVER = [
 @pytest.mark.parametrize(("related", "detail"), NEVER)
 def test_what_no_other_job_can_change(job, related, detail):
     finding = explained(job, *related)
-    assert finding.cause == "no-queue"
+    assert finding.id == "no-queue"
     assert finding.message.startswith(f"the job cannot start: {detail}")
     assert "starts when they end" not in finding.next_step
 
@@ -220,15 +220,15 @@ def test_an_admission_check_is_somebody_elses_decision(job):
 def test_a_busy_kueue_makes_a_workload_after_some_seconds(job):
     early = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
     found = explained(job, absent("workloads"), now=early)
-    assert found.cause == "queued"
+    assert found.id == "queued"
     assert "starts when they end" not in found.next_step
     late = explained(job, absent("workloads"), now=early + timedelta(seconds=5))
-    assert late.cause == "no-queue"
+    assert late.id == "no-queue"
 
 
 def test_where_nothing_of_it_may_be_read(job):
     found = explained(job)
-    assert found.cause == "queued"
+    assert found.id == "queued"
     assert "you cannot read Kueue's Workloads" in found.message
     assert "starts when they end" not in found.next_step
 
@@ -282,7 +282,7 @@ def test_what_it_waits_for(job, own, detail, again):
     place = {**own, "positionInClusterQueue": 0}
     first = {"kind": "PendingWorkloadsSummary", "items": [place] if "next one" in detail else []}
     finding = explained(job, local_queue(), own, by, first)
-    assert finding.cause == "queued"
+    assert finding.id == "queued"
     assert detail in finding.message
     assert ("starts when they end" in finding.next_step) is again
 

@@ -36,12 +36,12 @@ def test_a_recorded_job(name):
     """`why` is the first cause and message; "..." at its end cuts it short."""
     seen = RECORDED[name]
     first, *others = why(seen)
-    detail, expected = f"{first.cause} | {first.message}", seen["why"]
+    detail, expected = f"{first.id} | {first.message}", seen["why"]
     assert detail == expected or (
         expected.endswith("...") and detail.startswith(expected.removesuffix("..."))
     )
     assert first.next_step
-    assert [finding.cause for finding in others] == seen.get("others", [])
+    assert [finding.id for finding in others] == seen.get("others", [])
 
 
 IMAGES = {
@@ -60,8 +60,8 @@ def test_the_name_of_an_image_is_not_its_error(name, host, path):
     here = detail.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
     here = here.replace("v2/train/manifests/1", "v2/{}/manifests/{}".format(*path.split(":")))
     found = why(json.loads(here))
-    causes = [finding.cause for finding in why(RECORDED[name])]
-    assert [finding.cause for finding in found] == causes
+    causes = [finding.id for finding in why(RECORDED[name])]
+    assert [finding.id for finding in found] == causes
     assert f"{host}/{path}" in found[0].message
 
 
@@ -167,7 +167,7 @@ def test_a_recorded_job_with_other_fields(name, changes, expected, step):
         seen = changed(seen, keys, value)
     (finding,) = why(seen)
     cause, _, words = expected.partition(" | ")
-    assert finding.cause == cause
+    assert finding.id == cause
     assert words in finding.message
     assert step in finding.next_step
 
@@ -182,7 +182,7 @@ def test_the_cause_is_found_without_logs_and_nodes(name):
         cause = RECORDED[name]["why"].partition(" ")[0]
         alone = {"lost": "waiting", "gang-queue": "waiting"}
         cause = {**alone, **dict.fromkeys(BY_OUTPUT, "crash")}.get(name, cause)
-        assert found[0].cause == cause
+        assert found[0].id == cause
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, counted
+from k8sjob.findings import Finding, Severity
 from k8sjob.kube.objects import is_ours, moment
 from k8sjob.observe.diagnose import job
 from k8sjob.observe.diagnose.containers import (
@@ -25,7 +26,7 @@ from k8sjob.observe.diagnose.containers import (
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, ago, grouped
+from k8sjob.observe.diagnose.finding import Cause, Explanation, ago, as_data, grouped
 from k8sjob.observe.diagnose.gang import gang_waits
 from k8sjob.observe.diagnose.gone_pods import with_gone_pods
 from k8sjob.observe.diagnose.next_steps import in_manifest
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Failure, ReplicaPod
 
-__all__ = ["Cause", "Diagnosis", "diagnose"]
+__all__ = ["Cause", "as_data", "diagnose"]
 
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
@@ -64,8 +65,10 @@ def diagnose(
     related: Sequence[Json] = (),
     *,
     now: datetime | None = None,
-) -> list[Diagnosis]:
+) -> list[Finding]:
     """The findings about a job, the first cause first; none where nothing is wrong.
+
+    One that is past, since the replicas run again, is a warning.
 
     For the parameters see Facts; `now` is by default the moment of the snapshot.
     """
@@ -77,26 +80,26 @@ def diagnose(
     found = [finding for cause in causes for finding in cause(facts)]
     if not found:
         found = list(job.failed(facts))
-    if all(finding.over for finding in found) and not state.finished:
+    if all(finding.severity is Severity.WARNING for finding in found) and not state.finished:
         found += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
     if not (facts.local or is_ours(snapshot.job)):
         found = [replace(one, next_step=in_manifest(one.next_step)) for one in found]
-    return sorted(found, key=lambda finding: finding.over)
+    return sorted(found, key=lambda finding: finding.severity is Severity.WARNING)
 
 
-def _not_created(facts: Facts) -> Iterator[Diagnosis]:
+def _not_created(facts: Facts) -> Iterator[Finding]:
     causes = (creation_refused, gang_waits, job.operator_silent)
     yield from next(filter(None, (list(cause(facts)) for cause in causes)), ())
 
 
 def _for_each_pod(
     *checks: Callable[[Facts, ReplicaPod], Explanation | None],
-) -> Callable[[Facts], Iterator[Diagnosis]]:
+) -> Callable[[Facts], Iterator[Finding]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
-    def cause(facts: Facts) -> Iterator[Diagnosis]:
+    def cause(facts: Facts) -> Iterator[Finding]:
         found = (
             (pod, next((f for check in checks if (f := check(facts, pod))), None))
             for pod in facts.pods
@@ -107,7 +110,7 @@ def _for_each_pod(
     return cause
 
 
-def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
+def _container_failed(facts: Facts) -> Iterator[Finding]:
     if facts.status.reason in job.SUPERVISOR_GONE:
         return  # it took its containers along
     if facts.status.state is JobState.SUSPENDED:
@@ -143,21 +146,18 @@ def _first(facts: Facts, failed: Iterable[Failure]) -> Failure | None:
     )
 
 
-def _independent(
-    facts: Facts, finding: Diagnosis, failed: Sequence[Failure]
-) -> Iterator[Diagnosis]:
+def _independent(facts: Facts, finding: Finding, failed: Sequence[Failure]) -> Iterator[Finding]:
     """Other causes by which replicas failed, each once and in one line.
 
     A peer's end is followed by errors of all kinds; these no other replica can cause.
     """
-    shown = {finding.cause}
+    shown = {finding.id}
     for end in failed:
         second = explain_end(facts, end)
-        fresh = second.cause in _INDEPENDENT - shown and second.replica not in finding.replicas
+        fresh = second.id in _INDEPENDENT - shown and second.replica not in finding.replicas
         if fresh and not (is_consequence(facts, end) or facts.runs_again(end.replica)):
-            shown.add(second.cause)
-            message, replicas = second.message.partition("\n")[0], (second.replica,)
-            yield replace(second, message=message, replicas=replicas)
+            shown.add(second.id)
+            yield replace(second, message=second.message.partition("\n")[0])
 
 
 def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
@@ -170,10 +170,10 @@ def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
         and one.replica != end.replica
         and (not culprits or one.replica in culprits)
     ]
-    if not before or explain_end(facts, end).cause not in _WAITED:
+    if not before or explain_end(facts, end).id not in _WAITED:
         return end
     own = (one for one in sorted(before, key=attrgetter("time")) if not is_consequence(facts, one))
-    return next((one for one in own if explain_end(facts, one).cause not in _WAITED), end)
+    return next((one for one in own if explain_end(facts, one).id not in _WAITED), end)
 
 
 def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:
@@ -186,7 +186,7 @@ def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:
     ]
 
 
-def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
+def _failed_after_success(facts: Facts) -> Iterator[Finding]:
     """A replica that failed in a job that succeeded, since another one decides that."""
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
@@ -204,9 +204,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
         yield _with_similar(facts, replace(found, message=message), first, failed)
 
 
-def _with_similar(
-    facts: Facts, finding: Diagnosis, first: Failure, failed: list[Failure]
-) -> Diagnosis:
+def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[Failure]) -> Finding:
     """The finding with the restarts of its container, and the replicas that ended likewise."""
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)
@@ -233,38 +231,38 @@ def _with_similar(
                 "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has"
                 " one, policy.max_restarts"
             )
-    concerned = finding.replicas or (finding.replica,)
-    replicas = tuple(dict.fromkeys((*concerned, *(end.replica for end in same))))
-    return replace(finding, message=message, next_step=step, replicas=replicas, over=over)
+    replicas = tuple(dict.fromkeys((*finding.replicas, *(end.replica for end in same))))
+    severity = Severity.WARNING if over else Severity.ERROR
+    return replace(finding, message=message, next_step=step, replicas=replicas, severity=severity)
 
 
-def _did_not_start_or_failed(facts: Facts) -> Iterator[Diagnosis]:
+def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
     """The causes that keep replicas from starting and made others fail, the root cause first.
 
     Ranks that wait in vain for one that does not start fail at last: that is a consequence. A rank
     that fails by its own fault was there before.
     """
     starting, failed = list(_STARTING(facts)), list(_container_failed(facts))
-    own_fault = any(finding.cause not in _WAITED for finding in failed)
+    own_fault = any(finding.id not in _WAITED for finding in failed)
     yield from (*failed, *starting) if own_fault else (*starting, *failed)
 
 
-def _ended_or_did_not_start(facts: Facts) -> Iterator[Diagnosis]:
+def _ended_or_did_not_start(facts: Facts) -> Iterator[Finding]:
     """Why replicas ended or did not start; that no restart was left is only the consequence."""
     found = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
-    if any(one.cause is Cause.POD_DELETED for one in found):  # its successor's problem comes first
+    if any(one.id is Cause.POD_DELETED for one in found):  # its successor's problem comes first
         blocked = {name for one in _STARTING(facts) for name in one.replicas}
         found.sort(
-            key=lambda one: one.cause is Cause.POD_DELETED and not blocked.isdisjoint(one.replicas)
+            key=lambda one: one.id is Cause.POD_DELETED and not blocked.isdisjoint(one.replicas)
         )
     # Ranks that lost another one, or waited for it, are no cause where that one's Pod is gone.
-    if facts.status.state is JobState.FAILED and all(one.cause in _WAITED for one in found):
+    if facts.status.state is JobState.FAILED and all(one.id in _WAITED for one in found):
         before_deletion = with_gone_pods(facts)
         found = [*(_did_not_start_or_failed(before_deletion) if before_deletion else ()), *found]
     yield from found or job.restart_limit(facts)
 
 
-def _failed_before_deletion(facts: Facts) -> Iterator[Diagnosis]:
+def _failed_before_deletion(facts: Facts) -> Iterator[Finding]:
     """What had failed, or kept replicas from starting, when the job's deletion was requested."""
     deleted = moment(facts.job.metadata.get("deletionTimestamp"))
     if deleted is None:
@@ -282,7 +280,7 @@ def _failed_before_deletion(facts: Facts) -> Iterator[Diagnosis]:
         yield from _STARTING(before)
 
 
-def _between_ranks(facts: Facts) -> Iterator[Diagnosis]:
+def _between_ranks(facts: Facts) -> Iterator[Finding]:
     """Trouble between running ranks: a collective may hang for long before it is given up."""
     if facts.status.state.finished or facts.ends:
         return
@@ -313,7 +311,7 @@ _INDEPENDENT: Final = frozenset(
         Cause.START,
     }
 )
-_CAUSES: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
+_CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.state,
     queued,
     job.companion_gone,
@@ -329,14 +327,14 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.left_over,
     job.deleting,
 )
-_AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
+_AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.no_group,
     _failed_after_success,
     job.nan_loss,
     job.left_over,
     job.deleting,
 )
-_WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
+_WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.deleting,
     _failed_before_deletion,
     lost_or_displaced,

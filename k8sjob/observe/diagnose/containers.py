@@ -12,7 +12,6 @@ from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import (
     POD,
     Cause,
-    Diagnosis,
     Explanation,
     first_match,
     grouped,
@@ -25,6 +24,7 @@ from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
 _PULLING: Final = frozenset(load_data("pull")["reasons"])
@@ -194,7 +194,7 @@ def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     )
 
 
-def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Diagnosis]:
+def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
     """Workers whose init container cannot find the Master's name yet.
 
     `explained`: something was found at the Master itself, from which this follows.

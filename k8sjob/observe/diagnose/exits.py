@@ -9,12 +9,12 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.findings import Finding
 from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
 from k8sjob.observe.diagnose.finding import (
     Cause,
-    Diagnosis,
     Explanation,
     load_data,
     load_rules,
@@ -67,7 +67,7 @@ _STATE_REFUSED: Final = re.compile(
 """Errors of torch's load_state_dict about a state of another model or optimizer."""
 
 
-def explain_end(facts: Facts, end: Failure) -> Diagnosis:
+def explain_end(facts: Facts, end: Failure) -> Finding:
     """The finding about a container's failure, at the replica whose rank failed.
 
     The Master's agent ends with the failure of another node where its own ranks have succeeded, and
@@ -97,18 +97,18 @@ def _output(facts: Facts, end: Failure) -> LastOutput:
     return last_output(end, facts.output_before(end), ranks=facts.ranks.get(end.replica, 1))
 
 
-def _finding(end: Failure, cause: Cause, what: str, next_step: str) -> Diagnosis:
-    return Diagnosis(cause, f"{end.source}: {what}", next_step, end.replica)
+def _finding(end: Failure, cause: Cause, what: str, next_step: str) -> Finding:
+    return Finding(cause, f"{end.source}: {what}", next_step, replicas=(end.replica,))
 
 
-def _explained(end: Failure, explanation: Explanation | None) -> Diagnosis | None:
+def _explained(end: Failure, explanation: Explanation | None) -> Finding | None:
     if explanation is None:
         return None
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
     return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
 
 
-def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
+def _hung(facts: Facts, end: Failure) -> Finding | None:
     if not end.means(ExitCode.HUNG):
         return None
     if left := _left_early(facts, end):
@@ -122,31 +122,31 @@ def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
         step = (
             "all ranks must make the same calls in the same order, with tensors of the same shape"
         )
-    return Diagnosis(
+    return Finding(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} {verb}{_reported(end)}",
         f"see the Python stacks in the output: k8sjob logs {facts.output_argument}{where}; {step}",
-        end.replica,
+        replicas=(end.replica,),
     )
 
 
-def _absent_from_rendezvous(facts: Facts, end: Failure) -> Diagnosis | None:
+def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
         return replace(left, next_step=f"{step} if that was the last one; {left.next_step}")
     job, culprits = facts.output_argument, end.reason.culprits
-    return Diagnosis(
+    return Finding(
         Cause.RENDEZVOUS,
         f"{_ranks(culprits)} did not join the rendezvous{_reported(end)}",
         f"see why: k8sjob status {job}, k8sjob logs {job} --rank {culprits[0]};"
         " if it just needs more time, raise run.rendezvous_timeout",
-        end.replica,
+        replicas=(end.replica,),
     )
 
 
-def _misconfigured(facts: Facts, end: Failure) -> Diagnosis | None:
+def _misconfigured(facts: Facts, end: Failure) -> Finding | None:
     if end.exit_code != ExitCode.CONFIG or not end.reason or is_bare_exit(end.reason):
         return None  # argparse and click leave with the same code
     step = _field_to_change(end) or "correct the job's settings"
@@ -154,14 +154,14 @@ def _misconfigured(facts: Facts, end: Failure) -> Diagnosis | None:
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
 
 
-def _not_executable(facts: Facts, end: Failure) -> Diagnosis | None:
+def _not_executable(facts: Facts, end: Failure) -> Finding | None:
     if end.reason and not is_bare_exit(end.reason):
         return None
     lines = [*end.message.splitlines(), *_output(facts, end).context]
     return _explained(end, explain_by(_START_RULES, lines, local=facts.local))
 
 
-def _cannot_start(facts: Facts, end: Failure) -> Diagnosis | None:
+def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
     what = "its command cannot be started"
@@ -186,7 +186,7 @@ def _cannot_start(facts: Facts, end: Failure) -> Diagnosis | None:
     return _finding(end, Cause.START, what + f": {error}" * bool(error), step)
 
 
-def _out_of_memory(facts: Facts, end: Failure) -> Diagnosis | None:
+def _out_of_memory(facts: Facts, end: Failure) -> Finding | None:
     if end.why != "OOMKilled":
         return None
     limits = (pod.memory_limit for pod in facts.pods if pod.replica == end.replica)
@@ -199,7 +199,7 @@ def _out_of_memory(facts: Facts, end: Failure) -> Diagnosis | None:
     )
 
 
-def _lost_by_node(facts: Facts, end: Failure) -> Diagnosis | None:
+def _lost_by_node(facts: Facts, end: Failure) -> Finding | None:
     """A container whose end its node did not see: containerd says so by 255 and "Unknown"."""
     if (end.exit_code, end.why) != (255, "Unknown") and end.why != "ContainerStatusUnknown":
         return None
@@ -215,12 +215,12 @@ def _lost_by_node(facts: Facts, end: Failure) -> Diagnosis | None:
     )
 
 
-def _others_left(facts: Facts, end: Failure) -> Diagnosis | None:
+def _others_left(facts: Facts, end: Failure) -> Finding | None:
     reported = end.reason is not None and end.reason.type == "Left"
     return _left_early(facts, end) if reported else None
 
 
-def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
+def _explained_by_output(facts: Facts, end: Failure) -> Finding | None:
     explanation = explain_output(_output(facts, end), local=facts.local)
     if explanation and explanation.cause in _WAITS:
         if left := _left_early(facts, end):
@@ -248,7 +248,7 @@ def _absent_ranks(facts: Facts) -> str:
     return f"; {_ranks(tuple(absent))} did not wait for it"
 
 
-def _lost_connection(facts: Facts, end: Failure) -> Diagnosis | None:
+def _lost_connection(facts: Facts, end: Failure) -> Finding | None:
     if not end.means(ExitCode.PEER_LOST) and not _lost_a_peer(end, _output(facts, end)):
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
@@ -261,7 +261,7 @@ def _lost_connection(facts: Facts, end: Failure) -> Diagnosis | None:
     )
 
 
-def _left_early(facts: Facts, end: Failure) -> Diagnosis | None:
+def _left_early(facts: Facts, end: Failure) -> Finding | None:
     """That the rank had waited for ranks whose training was done."""
     left = _done_before(facts, end)
     if not left:
@@ -271,13 +271,12 @@ def _left_early(facts: Facts, end: Failure) -> Diagnosis | None:
     if end.reason and end.reason.type == "Left":  # its message begins with the same, perhaps twice
         error = error.rpartition("exit code 0")[2]
     replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
-    return Diagnosis(
+    return Finding(
         Cause.LEFT_EARLY,
         f"{' and '.join(left)} had ended with exit code 0, and {end.source} still waited for"
         f" {'it' if len(left) == 1 else 'them'}{at}{error}",
         equal_steps(facts),
-        replicas[0],
-        replicas,
+        replicas=replicas,
     )
 
 
@@ -296,7 +295,7 @@ def _done_before(facts: Facts, end: Failure) -> dict[str, str]:
     }
 
 
-def _ended_by_kubelet(facts: Facts, end: Failure) -> Diagnosis | None:
+def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
     """A probe or a hook that failed, or the deadline of the Pod."""
     if end.exit_code not in {SIGKILLED, ExitCode.STOPPED} or end.why == "OOMKilled":
         return None
@@ -311,7 +310,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Diagnosis | None:
     return None
 
 
-def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
+def _killed(facts: Facts, end: Failure) -> Finding | None:
     number = _signal(end, _output(facts, end))
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
@@ -349,7 +348,7 @@ def _torchruns_signal(output: LastOutput) -> int:
     return int(found[1]) if found else 0
 
 
-def _refused_checkpoint(facts: Facts, end: Failure) -> Diagnosis | None:
+def _refused_checkpoint(facts: Facts, end: Failure) -> Finding | None:
     """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
     if not any(_STATE_REFUSED.search(line) for line in _output(facts, end).error):
         return None
@@ -364,7 +363,7 @@ def _refused_checkpoint(facts: Facts, end: Failure) -> Diagnosis | None:
     return replace(_crashed(facts, end), next_step=step)
 
 
-def _crashed(facts: Facts, end: Failure) -> Diagnosis:
+def _crashed(facts: Facts, end: Failure) -> Finding:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
@@ -429,7 +428,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
-_CAUSES: Final[tuple[Callable[[Facts, Failure], Diagnosis | None], ...]] = (
+_CAUSES: Final[tuple[Callable[[Facts, Failure], Finding | None], ...]] = (
     _others_left,
     _ended_by_kubelet,
     _hung,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import NO_PROGRESS, OWN_LAUNCHER
+from k8sjob.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -111,32 +112,15 @@ class Cause(StrEnum):
     WAITING = "waiting"
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """One cause and what to do about it.
-
-    Attributes:
-        cause: a Cause.
-        message: what was seen, in one paragraph; it begins with the replicas concerned.
-        next_step: what to do now.
-        replica: "worker-2", the first of the replicas; empty if it concerns the whole job.
-        replicas: all replicas concerned.
-        over: whether it is past, since the replicas are running again.
-    """
-
-    cause: str
-    message: str
-    next_step: str
-    replica: str = ""
-    replicas: tuple[str, ...] = ()
-    over: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """The finding as the data of a FINDING event."""
-        replicas = list(self.replicas or ((self.replica,) if self.replica else ()))
-        data = {**asdict(self), "cause": str(self.cause), "replicas": replicas}
-        del data["over"]  # the message says it
-        return data
+def as_data(finding: Finding) -> dict[str, Any]:
+    """A finding as `why` prints it: the data of a FINDING event, and of records."""
+    return {
+        "cause": str(finding.id),
+        "message": finding.message,
+        "next_step": finding.next_step,
+        "replica": finding.replica,
+        "replicas": list(finding.replicas),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +227,7 @@ def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation |
     return None
 
 
-def grouped(findings: Iterable[Explanation], now: datetime) -> list[Diagnosis]:
+def grouped(findings: Iterable[Explanation], now: datetime) -> list[Finding]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
     groups: dict[object, list[Explanation]] = {}
     for one in findings:
@@ -258,7 +242,7 @@ def without_replica(text: str) -> str:
     return _REPLICA_IDENTIFIERS.sub("", text)
 
 
-def _merged(members: Sequence[Explanation], now: datetime) -> Diagnosis:
+def _merged(members: Sequence[Explanation], now: datetime) -> Finding:
     first = members[0]
     replicas = tuple(one.replica for one in members)
     begun = min((one.since for one in members if one.since), default=None)
@@ -266,7 +250,8 @@ def _merged(members: Sequence[Explanation], now: datetime) -> Diagnosis:
     message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
     message += ago(newest, now, again=first.over)
     step = first.next_step.replace(POD, first.pod)
-    return Diagnosis(first.cause, message, step, first.replica, replicas, first.over)
+    severity = Severity.WARNING if first.over else Severity.ERROR
+    return Finding(first.cause, message, step, severity, replicas=replicas)
 
 
 def ago(moment: datetime | None, now: datetime, *, again: bool = False) -> str:

@@ -11,9 +11,10 @@ import shlex
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.findings import Finding
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.objects import Object, in_time, moment
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, one_line
+from k8sjob.observe.diagnose.finding import Cause, age, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def own_reason(facts: Facts) -> str:
     return ""
 
 
-def gang_waits(facts: Facts) -> Iterator[Diagnosis]:
+def gang_waits(facts: Facts) -> Iterator[Finding]:
     """A PodGroup that is not admitted, where the Pods, if there are any, do not say why."""
     if facts.status.state.finished or own_reason(facts) or any(pod.node for pod in facts.pods):
         return
@@ -46,7 +47,7 @@ def gang_waits(facts: Facts) -> Iterator[Diagnosis]:
             yield _explained(facts, group)
 
 
-def _explained(facts: Facts, group: Object) -> Diagnosis:
+def _explained(facts: Facts, group: Object) -> Finding:
     queue, size = str(group.spec.get("queue") or "default"), group.spec.get("minMember")
     queues = {Object(item).name: Object(item) for item in facts.of_kind("Queue")}
     room = queues.get(queue, Object({}))
@@ -67,7 +68,7 @@ def _explained(facts: Facts, group: Object) -> Diagnosis:
     if ("queues", queue) in facts.not_found:
         never = f"there is no queue {queue!r}"
     if never:
-        return Diagnosis(Cause.NO_QUEUE, f"the job cannot start: {never}", step)
+        return Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", step)
     events = (
         event.get("message", "")
         for event in in_time([*facts.of_kind("Event"), *facts.snapshot.events])
@@ -83,4 +84,4 @@ def _explained(facts: Facts, group: Object) -> Diagnosis:
     message += f", for {age(since, facts.now)}" if since else ""
     message += ": " * bool(reason or table) + "; ".join(filter(None, (reason, table)))
     start = "all of its pods start together when others end; earlier with fewer replicas"
-    return Diagnosis(Cause.QUEUED, message, f"{start}, or {step}" if has_queue else start)
+    return Finding(Cause.QUEUED, message, f"{start}, or {step}" if has_queue else start)

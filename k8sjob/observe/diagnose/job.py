@@ -8,9 +8,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, Reason, counted
+from k8sjob.findings import Finding
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, one_line
 from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.status import deletion, reporting_replica
 from k8sjob.observe.training import Training
@@ -45,24 +46,24 @@ _BY_AGENTS: Final = frozenset({EventKind.STARTING, EventKind.RESTARTING})
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
-def state(facts: Facts) -> Iterator[Diagnosis]:
+def state(facts: Facts) -> Iterator[Finding]:
     """The explanations that follow from the job's state and its reason."""
     status = facts.status
     if status.reason in SUPERVISOR_GONE:
         failed = status.reason == LocalReason.SUPERVISOR_FAILED
         step = f"remove the cause, then {_AGAIN}" if failed else _AGAIN
-        yield Diagnosis(Cause.SUPERVISOR_GONE, status.message, step)
+        yield Finding(Cause.SUPERVISOR_GONE, status.message, step)
     if status.state is JobState.STOPPED:
-        yield Diagnosis(Cause.STOPPED, status.message, _AGAIN)
+        yield Finding(Cause.STOPPED, status.message, _AGAIN)
     if status.state is JobState.SUSPENDED:
-        yield Diagnosis(
+        yield Finding(
             Cause.SUSPENDED,
             "the job is suspended: its replicas are stopped, checkpoints that it wrote are kept",
             f"k8sjob resume {facts.job_argument}",
         )
 
 
-def deleting(facts: Facts) -> Iterator[Diagnosis]:
+def deleting(facts: Facts) -> Iterator[Finding]:
     """The deletion of the job, or of its namespace, was requested, and it is still there."""
     begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
@@ -75,7 +76,7 @@ def deleting(facts: Facts) -> Iterator[Diagnosis]:
                     "; Kubernetes 1.33 and later delete its pods first, which a Job keeps until it"
                     f" is deleted itself: k8sjob delete {facts.job_argument}"
                 )
-            yield Diagnosis(Cause.DELETING, what, step)
+            yield Finding(Cause.DELETING, what, step)
         return
     finalizers = facts.job.metadata.get("finalizers") or ()
     others = [name for name in finalizers if name not in _COLLECTED]
@@ -94,7 +95,7 @@ def deleting(facts: Facts) -> Iterator[Diagnosis]:
                 f" {facts.job_argument} removes it without that"
             )
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
-    yield Diagnosis(Cause.DELETING, what, step)
+    yield Finding(Cause.DELETING, what, step)
 
 
 def ended_by_deadline(facts: Facts) -> bool:
@@ -115,10 +116,10 @@ def _deadline(facts: Facts) -> int | None:
     return facts.target.active_deadline(facts.snapshot.job)
 
 
-def limits(facts: Facts) -> Iterator[Diagnosis]:
+def limits(facts: Facts) -> Iterator[Finding]:
     """The job was ended because it had run for too long."""
     if ended_by_deadline(facts):
-        yield Diagnosis(
+        yield Finding(
             Cause.DEADLINE,
             f"the job reached its deadline of {_deadline(facts)} s",
             f"raise policy.active_deadline, or {_AGAIN}",
@@ -126,7 +127,7 @@ def limits(facts: Facts) -> Iterator[Diagnosis]:
     yield from _overdue(facts)
 
 
-def restart_limit(facts: Facts) -> Iterator[Diagnosis]:
+def restart_limit(facts: Facts) -> Iterator[Finding]:
     """The job was restarted as often as allowed, and nothing shows why."""
     message = facts.status.message
     if facts.status.state is not JobState.FAILED or ended_by_deadline(facts):
@@ -143,24 +144,24 @@ def restart_limit(facts: Facts) -> Iterator[Diagnosis]:
                 f" {f'{keep}, which keeps them, or' if deletes else 'and'} follow it: k8sjob watch"
                 f" {facts.job_argument}"
             )
-        yield Diagnosis(Cause.RESTART_LIMIT, message, step)
+        yield Finding(Cause.RESTART_LIMIT, message, step)
 
 
-def failed(facts: Facts) -> Iterator[Diagnosis]:
+def failed(facts: Facts) -> Iterator[Finding]:
     """The controller's message about a failure without another explanation."""
     status = facts.status
     if status.state is JobState.FAILED:
         look = f"k8sjob logs {facts.output_argument}"
         if not facts.local:
             look += f"; kubectl describe {facts.kubectl_name}"
-        yield Diagnosis(
+        yield Finding(
             Cause.FAILED,
             f"the job failed: {status.message or status.reason}",
             f"the remaining pods show no cause: {look}",
         )
 
 
-def _overdue(facts: Facts) -> Iterator[Diagnosis]:
+def _overdue(facts: Facts) -> Iterator[Finding]:
     """The deadline has passed and the operator has not noticed: it looks at the next change.
 
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
@@ -171,7 +172,7 @@ def _overdue(facts: Facts) -> Iterator[Diagnosis]:
         return
     end = started + timedelta(seconds=seconds)
     if facts.now > end + _ANSWER:
-        yield Diagnosis(
+        yield Finding(
             Cause.DEADLINE,
             f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
             " not acted on it since",
@@ -180,7 +181,7 @@ def _overdue(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def companion_gone(facts: Facts) -> Iterator[Diagnosis]:
+def companion_gone(facts: Facts) -> Iterator[Finding]:
     """Somebody deleted the job's companion object."""
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
@@ -189,32 +190,32 @@ def companion_gone(facts: Facts) -> Iterator[Diagnosis]:
     events = [event for event in last if beside.is_missed(event.get("message", ""))]
     if gone or events:
         which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
-        yield Diagnosis(
+        yield Finding(
             Cause.COMPANION,
             f"{which} does not exist: {beside.use}",
             "recreate the job with k8sjob submit --replace, or that object as it was",
         )
 
 
-def no_pods_yet(facts: Facts) -> Iterator[Diagnosis]:
+def no_pods_yet(facts: Facts) -> Iterator[Finding]:
     """A job that is so new that it has no Pods."""
     created, state = facts.status.created, facts.status.state
     if not facts.pods and state is JobState.CREATED and not facts.local and created:
-        yield Diagnosis(
+        yield Finding(
             Cause.WAITING,
             f"the job has no pods yet, {age(created, facts.now)} after it was created",
             "wait a few seconds and check again",
         )
 
 
-def operator_silent(facts: Facts) -> Iterator[Diagnosis]:
+def operator_silent(facts: Facts) -> Iterator[Finding]:
     """No operator works on the job: no status, no Events, no Pods."""
     status, now = facts.status, facts.now
     if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
         return
     name = facts.target.controller.name
     if manager := facts.target.managed_by(facts.snapshot.job):
-        yield Diagnosis(
+        yield Finding(
             Cause.OPERATOR_SILENT,
             f"the job is managed by {manager} (managedBy); {name} ignores it",
             "see what that controller reports about it, or remove managedBy",
@@ -226,20 +227,19 @@ def operator_silent(facts: Facts) -> Iterator[Diagnosis]:
     last = max(_activity_times(facts), default=None)
     if last is None:
         if status.created and now - status.created > _ANSWER:
-            yield Diagnosis(
+            yield Finding(
                 Cause.OPERATOR_SILENT,
                 f"{name} has not acted on the job for {age(status.created, now)}: it"
                 f" has no status, no events and no pods{_operator_deployment(facts)}",
                 step,
             )
     elif now - last > _SILENCE + timedelta(seconds=facts.target.controller.delay):
-        yield Diagnosis(
+        yield Finding(
             Cause.OPERATOR_SILENT,
             f"{listed(facts.missing)}: no pod, and {name} has created none; its last status"
             f" is {age(last, now)} old{_operator_deployment(facts)}",
             step,
-            facts.missing[0],
-            facts.missing,
+            replicas=facts.missing,
         )
 
 
@@ -261,7 +261,7 @@ def _operator_deployment(facts: Facts) -> str:
     return ""
 
 
-def left_early(facts: Facts) -> Iterator[Diagnosis]:
+def left_early(facts: Facts) -> Iterator[Finding]:
     """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
     first = next(iter(facts.ranks), "")
@@ -277,44 +277,43 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
     if left:
         replicas = tuple(left)
         others = listed(pod.replica for pod in running)
-        yield Diagnosis(
+        yield Finding(
             Cause.LEFT_EARLY,
             f"{listed(map(facts.with_ranks, replicas))} ended with exit code 0"
             f"{ago(max(left.values()), facts.now)}, and {others} still"
             f" {'run' if len(running) > 1 else 'runs'}: a collective would wait forever",
             f"where {others} only evaluates or saves, wait; else see the last lines of all:"
             f" k8sjob logs {facts.output_argument}; {equal_steps(facts)}",
-            replicas[0],
-            replicas,
+            replicas=replicas,
         )
 
 
-def no_progress(facts: Facts) -> Iterator[Diagnosis]:
+def no_progress(facts: Facts) -> Iterator[Finding]:
     """A running group that waits, of which its rank 0 or the agent there has warned."""
     reporter = _reporter(facts)
     if facts.status.state is not JobState.RUNNING or not facts.runs_again(reporter):
         return
     if warning := Training.of(facts.events.get(reporter, ())).hang:
         rank = warning.data.get("rank")
-        yield Diagnosis(
+        yield Finding(
             Cause.NO_PROGRESS,
             one_line(str(warning.data.get("message", "")))
             + f" (reported {age(datetime.fromtimestamp(warning.time, UTC), facts.now)} ago)",
             "if this is an evaluation, a compilation, a checkpoint or work before or after"
             " training, wait; a hang in a collective ends by itself after run.hang_timeout or"
             " torch's own timeout",
-            facts.replica_of(rank) if type(rank) is int and rank >= 0 else "",
+            replicas=(facts.replica_of(rank),) if type(rank) is int and rank >= 0 else (),
         )
 
 
-def no_group(facts: Facts) -> Iterator[Diagnosis]:
+def no_group(facts: Facts) -> Iterator[Finding]:
     """Processes that each trained separately, or whose script started a launcher of its own."""
     if not facts.reported(EventKind.STARTED):
         warnings = facts.reported(EventKind.WARNING)
         launched = [event for event in warnings if event.data.get("reason") == Cause.OWN_LAUNCHER]
         if launched:
             command = one_line(str(launched[-1].data.get("command")))
-            yield Diagnosis(
+            yield Finding(
                 Cause.OWN_LAUNCHER,
                 f"the script has started a launcher in each rank ({command}), and the ranks have no"
                 " process group: launchers inherit the job's variables, so they wait for each"
@@ -328,7 +327,7 @@ def no_group(facts: Facts) -> Iterator[Diagnosis]:
         if (reason := Reason.decode(pod.terminated.get("message") or ""))
     ]
     if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
-        yield Diagnosis(
+        yield Finding(
             Cause.NO_GROUP,
             "its processes created no process group: each of them trained a separate model",
             "create a process group in the script before it trains: k8sjob's session(), or"
@@ -337,7 +336,7 @@ def no_group(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def nan_loss(facts: Facts) -> Iterator[Diagnosis]:
+def nan_loss(facts: Facts) -> Iterator[Finding]:
     """A loss that has not been a finite number in any known step, or twice at last."""
     reports = [
         event
@@ -354,7 +353,7 @@ def nan_loss(facts: Facts) -> Iterator[Diagnosis]:
         if isinstance(epoch, int):
             at = f", step {step}" if isinstance(step, int) else ""
             since = f"since epoch {epoch + counted}{at} or earlier"
-        yield Diagnosis(
+        yield Finding(
             Cause.NAN_LOSS,
             f"the loss has been {bad[0].data['loss']} {since}: the model learns nothing",
             "lower the learning rate, clip the gradients, or look for the first such value in the"
@@ -362,7 +361,7 @@ def nan_loss(facts: Facts) -> Iterator[Diagnosis]:
         )
 
 
-def left_over(facts: Facts) -> Iterator[Diagnosis]:
+def left_over(facts: Facts) -> Iterator[Finding]:
     """Pods that still run, and hold what they have, though the job has ended."""
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.job.deleting:
@@ -380,14 +379,13 @@ def left_over(facts: Facts) -> Iterator[Diagnosis]:
     replicas = tuple(pod.replica for pod in pods)
     what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
     policy = "; policy.clean_pod_policy: Running lets the operator do so by itself at the end"
-    yield Diagnosis(
+    yield Finding(
         Cause.LEFTOVER,
         f"{listed(replicas)}: {what} though the job ended ({facts.status.state})"
         f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
         f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
         + (policy if kept else "; the operator should have done so: check whether it runs"),
-        replicas[0],
-        replicas,
+        replicas=replicas,
     )
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts, Failure, ReplicaPod
-    from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is recreated; with checkpoints the job continues from the newest one"
 _SUBMIT_AGAIN: Final = "submit the job again; with checkpoints it continues from the newest one"
@@ -43,7 +43,7 @@ _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
 
 
-def lost_or_displaced(facts: Facts) -> Iterator[Diagnosis]:
+def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
     """Replicas whose node is lost, or that were evicted, preempted or rejected by it."""
     left = displaced(facts)
     lost = {one.replica: one for one in _lost(facts)} if not facts.status.state.finished else {}

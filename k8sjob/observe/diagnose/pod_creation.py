@@ -9,10 +9,10 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.findings import Finding
 from k8sjob.kube.objects import Object, event_time, training
 from k8sjob.observe.diagnose.finding import (
     Cause,
-    Diagnosis,
     Explanation,
     first_match,
     listed,
@@ -42,7 +42,7 @@ _REMAINING: Final = (
 _RULES: Final = load_rules("creation")
 
 
-def creation_refused(facts: Facts) -> Iterator[Diagnosis]:
+def creation_refused(facts: Facts) -> Iterator[Finding]:
     """The reasons why the operator cannot create Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
     refusals = {refused for refused, _, _ in facts.target.creations}
@@ -65,14 +65,14 @@ def creation_refused(facts: Facts) -> Iterator[Diagnosis]:
         yield _merged(facts, members)
 
 
-def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Diagnosis:
+def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding:
     """One finding for all replicas that are refused alike, the newest of them last."""
     replicas = tuple(replica for replica, _ in members if replica) or facts.missing
     more = len(set(facts.missing) - set(replicas))
     others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
     last = members[-1][1]
     message = f"{listed(replicas)}{others}: {last.what}"
-    return Diagnosis(last.cause, message, last.next_step, replicas[0], replicas)
+    return Finding(last.cause, message, last.next_step, replicas=replicas)
 
 
 def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:

@@ -14,10 +14,11 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.findings import Finding
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue
 from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, load_data, one_line
+from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, load_data, one_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _MESSAGES: Final[dict[str, list[str]]] = load_data("queue")
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,()]++), JobUID: ([^,()]++)\)")
 
 
-def queued(facts: Facts) -> Iterator[Diagnosis]:
+def queued(facts: Facts) -> Iterator[Finding]:
     """Kueue has not admitted the job yet, and why; or it never will."""
     if facts.status.state is not JobState.QUEUED:
         return
@@ -41,7 +42,7 @@ def queued(facts: Facts) -> Iterator[Diagnosis]:
     workload = _own(facts)
     if problem := _closed(facts, queue) or _never(facts, workload):
         what, step = problem
-        yield Diagnosis(Cause.NO_QUEUE, f"the job cannot start: {what}", step)
+        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {what}", step)
         return
     reserved = Object(workload).condition("QuotaReserved")
     evicted = Object(workload).condition("Evicted")
@@ -71,7 +72,7 @@ def queued(facts: Facts) -> Iterator[Diagnosis]:
     if again:
         step = "it starts when they end; earlier with a higher kueue_priority_class,"
         step += f" another queue, or smaller requests ({look})"
-    yield Diagnosis(Cause.QUEUED, message, step)
+    yield Finding(Cause.QUEUED, message, step)
 
 
 def _own(facts: Facts) -> Json:
