@@ -5,6 +5,7 @@ import time
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.targets.jobs import job_of
 
 STAMP = "2026-01-01T00:00:{:02}.000000000Z"
 
@@ -28,19 +29,19 @@ class JobsInMemory:
     def jobs(self):
         if self.problem:
             raise BackendError(self.problem)
-        return [Snapshot(one) for one in self.there.values()]
+        return [Snapshot(job_of(one)) for one in self.there.values()]
 
     def snapshot(self, ref):
         if ref.name not in self.there:
             raise JobNotFound(f"no job {ref.name}")
-        return Snapshot(self.there[ref.name], self.pods.get(ref.name, ()))
+        return Snapshot(job_of(self.there[ref.name]), self.pods.get(ref.name, ()))
 
     def watch(self, ref, *, stop=None):
         seen = None
         while not stop.is_set() and ref.name in self.there:
             if self.there[ref.name] is not seen:
                 seen = self.there[ref.name]
-                yield Snapshot(seen, self.pods.get(ref.name, ()))
+                yield Snapshot(job_of(seen), self.pods.get(ref.name, ()))
             time.sleep(0.01)
 
     def logs(self, ref, replica, *, follow=False, stop=None, **_options):
@@ -66,4 +67,4 @@ class JobsInMemory:
         del self.there[ref.name]
 
     def find(self, name):
-        return JobRef.of(self.there[name])
+        return JobRef.of(job_of(self.there[name]))

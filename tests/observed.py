@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound
+from k8sjob.targets.jobs import job_of
 
 RECORDED = {
     file.stem: json.loads(file.read_text())
@@ -130,7 +131,7 @@ def about_job(reason, message, **more):
 
 def snapshot(*conditions, pods=(), events=(), **options):
     """A snapshot of a job with these conditions."""
-    return Snapshot(make_job(*conditions, **options), tuple(pods), tuple(events))
+    return Snapshot(job_of(make_job(*conditions, **options)), tuple(pods), tuple(events))
 
 
 def line(replica, text, second=0, attempt=0):

@@ -24,17 +24,17 @@ from k8sjob.contract import after_agent
 from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import Json, Object, at_path
-from k8sjob.rendering.manifest import companion, manifest
+from k8sjob.rendering.manifest import manifest
 from k8sjob.rendering.overlay import leaves, merge
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import (
     READERS,
     is_job,
     is_suspended,
+    job_of,
     keyed,
     near_job,
     reader_of,
-    sent,
 )
 from k8sjob.yamldoc import Document, objects, parse_all, refuse_template
 
@@ -195,7 +195,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
     wanted = normal(original, config=config)
     spec = bare = _accepted(fields(wanted))
     notes += _leave_out_injected(wanted, spec)
-    if spec.kueue_queue is not None and not is_suspended(original):
+    if spec.kueue_queue is not None and not is_suspended(job_of(original)):
         notes.append("the job starts suspended, as Kueue's webhook would set it")
     changes: Json = {"overlay": {}, "pod_template": {}}
     for _ in range(_PASSES):
@@ -216,9 +216,8 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
 
 
 def _rendered(spec: JobSpec, *, config: bool) -> Json:
-    job = manifest(spec)
-    beside = companion(spec, job)
-    authored = reader_of(job).authored(sent(job), [beside] if beside else [])
+    *beside, job = manifest(spec).objects
+    authored = reader_of(job).authored(job, beside)
     made = normal(authored.job, config=config)
     _leave_out_injected(made, spec)
     return made
@@ -246,7 +245,7 @@ def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
 
 
 def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
-    return tuple(dict.fromkeys(one.path for one in reader_of(job).target.replicas(job)))
+    return tuple(dict.fromkeys(role.path for role in reader_of(job).target.replicas(job_of(job))))
 
 
 def _split_change(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:

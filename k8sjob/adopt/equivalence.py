@@ -19,7 +19,7 @@ from k8sjob.kube.objects import (
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
-from k8sjob.targets.jobs import reader_of, target_of
+from k8sjob.targets.jobs import job_of, reader_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,8 +71,8 @@ def normal(manifest: Json, *, config: bool) -> Json:
         made = merge(made, reader.target.suspension(value=True))
     for path in reader.quantities:
         _amounts(at_path(made, *path))
-    roles = reader.target.replicas(made)
-    for place in {one.path for one in roles}:
+    roles = reader.target.replicas(job_of(made))
+    for place in {role.path for role in roles}:
         template = at_path(made, *place)
         _metadata(template)
         _pod(Object(template).spec, config=config)
@@ -81,8 +81,8 @@ def normal(manifest: Json, *, config: bool) -> Json:
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     """Role and pod spec of each role, as they are in the manifest."""
-    for one in target_of(manifest).replicas(manifest):
-        yield one.role, Object(at_path(manifest, *one.path)).spec
+    for role in target_of(manifest).replicas(job_of(manifest)):
+        yield role.role, Object(at_path(manifest, *role.path)).spec
 
 
 def mappings(value: Any) -> list[Json]:

@@ -22,7 +22,7 @@ from k8sjob.kube.objects import (
 )
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import reader_of
+from k8sjob.targets.jobs import job_of, reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,8 +99,8 @@ def _shared(groups: Iterable[Json]) -> Json:
 
 
 def _templates(wanted: Json, group: str) -> list[Json]:
-    roles = reader_of(wanted).target.replicas(wanted)
-    return [Object(one.template).part("metadata", group) for one in roles]
+    roles = reader_of(wanted).target.replicas(job_of(wanted))
+    return [Object(role.template).part("metadata", group) for role in roles]
 
 
 def _annotations(wanted: Json) -> Json:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
+    from k8sjob.targets.api import Job
 
 LOCAL: Final = "local"
 """The namespace of jobs on this machine."""
@@ -47,10 +47,9 @@ class JobRef:
     kind: str = field(default="", compare=False)
 
     @classmethod
-    def of(cls, job: Json) -> JobRef:
+    def of(cls, job: Job) -> JobRef:
         """The reference to a job that was read."""
-        own = Object(job)
-        return cls(own.name, own.namespace, own.uid, job.get("kind") or "")
+        return cls(job.name, job.namespace, job.uid, job.raw.get("kind") or "")
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -62,19 +61,22 @@ class Plan(HasCard):
 
     Attributes:
         spec: the validated spec.
-        manifest: the rendered job.
+        job: the rendered job, with the object that it needs beside it in a cluster.
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
-        companion: the object that the job needs beside it, in a cluster; None: none.
         code: the folder with the job's code on this machine; None: the one that the spec names.
     """
 
     spec: JobSpec
-    manifest: Json
+    job: Job
     image: str
     folder: Path
-    companion: Json | None = None
     code: Path | None = None
+
+    @property
+    def manifest(self) -> Json:
+        """The job's document; see k8sjob.targets.api.Job."""
+        return self.job.document
 
     @property
     def context(self) -> Path:
@@ -110,8 +112,7 @@ class Snapshot:
     """A job and what belongs to it, at one moment.
 
     Attributes:
-        job: the job's object with its status, and its `child` where its kind has one; see
-            k8sjob.targets.api.Target.
+        job: the job with its status.
         pods: its Pods, by replica type (Master first) and index.
         events: the Events of the job and of its pods, oldest first.
         at: the moment, where it was not just now.
@@ -119,7 +120,7 @@ class Snapshot:
         skew: seconds by which the clock of its stamps is ahead of this machine's.
     """
 
-    job: Json
+    job: Job
     pods: Sequence[Json] = field(default_factory=tuple)
     events: Sequence[Json] = field(default_factory=tuple)
     at: datetime | None = None

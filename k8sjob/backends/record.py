@@ -34,7 +34,7 @@ from k8sjob.files import whole_file
 from k8sjob.kube.json_text import OversizeError, check_size, parsed
 from k8sjob.kube.objects import Object, Pod, moment, odd_name
 from k8sjob.targets.field_types import fit
-from k8sjob.targets.jobs import excess, replica_names, replica_of, target_of
+from k8sjob.targets.jobs import excess, job_of, replica_names, replica_of, target_of
 from k8sjob.targets.object_types import typed_object
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def write_record(
         "format": _FORMAT,
         "k8sjob": __version__,
         "at": snapshot.now.isoformat(),
-        "job": snapshot.job,
+        "job": snapshot.job.document,
         "pods": list(snapshot.pods),
         "events": list(snapshot.events),
         "related": related,
@@ -162,7 +162,8 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     at = _moment(found["at"])
     if len({replica_of(pod) for pod in found["pods"]}) < len(found["pods"]):
         raise ValueError("it has several Pods of one replica")
-    job = _typed(target_of(found["job"]).kind, found["job"])
+    document = _typed(target_of(found["job"]).kind, found["job"])
+    job = job_of(document)
     pods = [_typed("Pod", pod) for pod in found["pods"]]
     events = [_typed("Event", event) for event in found["events"]]
     related = [_typed(item.get("kind"), item) for item in found["related"]]
@@ -170,7 +171,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     if wrong:
         raise ValueError(f"{field_path(wrong[0].path)} is not {wrong[0].expected}")
     findings = [{key: finding[key] for key in _FINDING} for finding in judged["findings"]]
-    for item in (job, *pods, *events, *related):
+    for item in (document, *pods, *events, *related):
         if name := odd_name(item):
             raise ValueError(f"{name} is not a valid name in Kubernetes")
     if problem := excess(job):
@@ -473,7 +474,7 @@ class RecordBackend:
         del stop
         yield self.snapshot(ref)
         job = self._snapshot.job
-        if not target_of(job).state(job)[0].finished:
+        if not job.target.state(job)[0].finished:
             raise BackendError(f"{self.path} is the record of a job that had not ended")
 
     def logs(

@@ -21,7 +21,6 @@ from k8sjob.cli.find_job import (
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line, print_status
 from k8sjob.errors import BackendError, JobNotFound, JobTooLarge
-from k8sjob.kube.objects import Object
 from k8sjob.observe.status import deletion, job_status
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def _kept(backend: Backend, ref: JobRef) -> str:
         job = backend.snapshot(ref).job
     except BackendError:  # gone, or unknown
         return ""
-    return deletion(job) if Object(job).deleting else ""
+    return deletion(job) if job.deleting else ""
 
 
 def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:

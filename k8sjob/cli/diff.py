@@ -64,7 +64,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
         fail(str(error))
         return max(error.exit_code, 2)
     show_lines(found.lines)
-    name = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
+    name = f"{plan.job.target.kind.lower()} {plan.spec.name}"
     edit = f"kubectl edit {name} -n {backend.namespace}{place.options}"
     given = {"--image": image, "--target": target and spec.target, "-n": place.namespace}
     options = [word for name, value in given.items() if value for word in (name, value)]

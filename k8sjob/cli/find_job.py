@@ -20,7 +20,6 @@ from k8sjob.cli.options import selector
 from k8sjob.cli.output import warn
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
-from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -359,7 +358,7 @@ def jobs_here(labels: str) -> list[Snapshot]:
         click.UsageError: it is not a selector.
     """
     fits = selector(labels)
-    return [s for s in local_backend().jobs() if fits(Object(s.job).labels)]
+    return [s for s in local_backend().jobs() if fits(s.job.labels)]
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -368,13 +367,13 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     namespace, slash, _ = incomplete.rpartition("/")
     here, there = [], dict[str, str]()
     if not place.is_cluster and namespace in {"", LOCAL}:
-        here = list(dict.fromkeys(Object(s.job).name for s in local_backend().jobs()))
+        here = list(dict.fromkeys(s.job.name for s in local_backend().jobs()))
     if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
             jobs = _within(
                 COMPLETION_SECONDS, lambda: place.connect(namespace or None, plugins=False).jobs()
             )
-            there = {Object(s.job).name: Object(s.job).namespace for s in jobs}
+            there = {s.job.name: s.job.namespace for s in jobs}
     names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
     names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]
     return [name for name in names if name.startswith(incomplete)]

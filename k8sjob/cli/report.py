@@ -16,7 +16,6 @@ from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
-from k8sjob.targets.jobs import sent
 from k8sjob.view.cards import finding_parts, replica_table
 from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump
@@ -75,14 +74,20 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
     }
     why = [part for one in found for part in finding_parts(one)]
     parts = [
-        card(str(status.ref), rows, *why, subtitle=snapshot.job.get("kind", ""), state=status.state)
+        card(
+            str(status.ref),
+            rows,
+            *why,
+            subtitle=snapshot.job.raw.get("kind", ""),
+            state=status.state,
+        )
     ]
     sections = {
         "Training": list(_curves(reached)),
         "Replicas": [replica_table(status)] if status.replicas else [],
         "Time to the first step": _start(backend, snapshot),
         "Output": list(_output(backend, snapshot)),
-        "Manifest": [folded(snapshot.job.get("kind", ""), dump(sent(snapshot.job)))],
+        "Manifest": [folded(snapshot.job.raw.get("kind", ""), dump(snapshot.job.raw))],
     }
     for title, content in sections.items():
         if content:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.findings import Finding
-    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
     from k8sjob.view.json_output import JobProgress
 
 _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
@@ -120,7 +120,7 @@ def _replica_row(replica: ReplicaStatus, restarts: int) -> list[object]:
     return [replica.name, replica.phase, *numbers, replica.node, replica.reason, message]
 
 
-def _made_of(job: Json) -> list[str]:
+def _made_of(job: Job) -> list[str]:
     """The layers of the image, the highest first, and its base."""
     from k8sjob.image.build_context import shown_size  # noqa: PLC0415 - of no use for a list
 

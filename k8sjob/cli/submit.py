@@ -24,9 +24,7 @@ from k8sjob.cli.output import document, line, print_status, text, warn
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
-from k8sjob.kube.objects import Object
 from k8sjob.rendering import check_script
-from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -148,7 +146,7 @@ def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - only for clusters
 
     with suppress(BackendError):
-        facts = gather_needs(backend.transport, backend.namespace, plan.manifest)
+        facts = gather_needs(backend.transport, backend.namespace, plan.job)
         for check in examine_needs(facts):
             warn(f"{check.message}; {check.next_step}")
 
@@ -184,17 +182,17 @@ def _with_image(
 
 def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
     """Print the objects that would be sent, without asking a cluster."""
-    manifest, namespace = sent(plan.manifest), plan.spec.namespace or place.namespace
+    job, namespace = plan.job, plan.spec.namespace or place.namespace
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
-        manifest = {**manifest, "metadata": {**identity, **Object(manifest).metadata}}
-    objects = [manifest] if plan.companion is None else [plan.companion, manifest]
+        metadata = {**identity, **job.metadata}
+        job = job.with_document({**job.document, "metadata": metadata})
     if output == "yaml":
-        text("---\n".join(map(dump, objects)))
+        text("---\n".join(map(dump, job.objects)))
     elif output == "json":
-        every = {"apiVersion": "v1", "kind": "List", "items": objects}
-        document(every if objects[1:] else manifest, output)
+        every = {"apiVersion": "v1", "kind": "List", "items": job.objects}
+        document(every if job.objects[1:] else job.raw, output)
     else:
         name = f"{namespace}/{plan.spec.name}" if namespace else plan.spec.name
         line(name if output == "name" else f"{name} created (dry run)")
@@ -206,8 +204,8 @@ def _show(
     if output == "name":
         line(done.ref)
     elif output and dry_run:
-        document(sent(backend.dry_run(plan.manifest, name_free=True)), output)
+        document(backend.dry_run(plan.job, name_free=True).raw, output)
     elif output:
-        document(sent(backend.snapshot(done.ref).job), output)
+        document(backend.snapshot(done.ref).job.raw, output)
     else:
         line(f"{done.ref} {_OUTCOMES[done.outcome]}{' (server dry run)' if dry_run else ''}")

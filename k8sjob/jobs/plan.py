@@ -10,7 +10,7 @@ from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
-from k8sjob.rendering import check_script, companion, manifest, remarks
+from k8sjob.rendering import check_script, manifest, remarks
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of
@@ -69,7 +69,7 @@ def plan_job(
     """
     reference = spec.image_reference if image is None else image
     job = manifest(spec, reference, provenance=provenance)
-    return Plan(spec, job, reference, Path(folder).absolute(), companion(spec, job))
+    return Plan(spec, job, reference, Path(folder).absolute())
 
 
 def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:

@@ -10,31 +10,28 @@ from k8sjob.adopt import adopt
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_run, plan_submission
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import keyed, sent, target_of
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Launched, Plan
-    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 _NAMED: Final = 3
 """Maximum number of differing files that a message names."""
 
 
-def spec_of(job: Json) -> JobSpec:
+def spec_of(job: Job) -> JobSpec:
     """The spec of a job in a cluster; its image is the one that ran.
 
     Raises:
         SpecError: no job spec can express the job.
     """
-    companion = keyed(target_of(job))
-    parts = [sent(job), *([job[companion.key]] if companion and companion.key in job else [])]
-    return adopt("---\n".join(map(dump, parts))).spec
+    return adopt("---\n".join(map(dump, job.objects))).spec
 
 
-def plan_there(job: Json) -> Plan:
+def plan_there(job: Job) -> Plan:
     """The plan of a job in a cluster once more, under a new name, from the beginning.
 
     Its checkpoints go to a folder of that name in the old folder: the old ones are of a training

@@ -18,12 +18,12 @@ from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
-from k8sjob.kube.objects import MANIFEST_DIGEST, Object, is_ours, same_manifest
+from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
 from k8sjob.observe.findings import keep_record_of
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import ManifestDiff, difference
-from k8sjob.targets.jobs import has_ended, seconds_to_end, target_of
+from k8sjob.targets.jobs import has_ended, seconds_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.image.push import Pushed
-    from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
+    from k8sjob.targets.api import Job
 
 _ROUNDS: Final = 5
 """How often a job of the same name may appear or disappear during a submission."""
@@ -91,7 +91,7 @@ def push_code(
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
 
     check_script(spec, plan.folder)
-    backend.dry_run(plan.manifest, name_free=True)
+    backend.dry_run(plan.job, name_free=True)
     if build is not None and not dry_run:
         build(spec, plan.folder)
     pushed = push(spec, plan.folder, dry_run=dry_run, **options)
@@ -144,13 +144,13 @@ def submit_plan(
 
 def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     """The differences if the planned job replaced the existing one of its name."""
-    existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
-    wanted = _with_defaults(backend, plan.manifest)
-    if existing is not None and MANIFEST_DIGEST not in Object(existing).annotations:
+    existing = _existing(backend, plan.job) or backend.of_another_kind(plan.job)
+    wanted = _with_defaults(backend, plan.job)
+    if existing is not None and MANIFEST_DIGEST not in existing.annotations:
         # Written by others: an apiserver fills no defaults into the pods of a custom resource, and
         # keeps a quantity as it was written.
-        existing, wanted = normal_pair(existing, wanted)
-        existing = aligned(existing, wanted)
+        old, new = normal_pair(existing.document, wanted.document)
+        existing, wanted = existing.with_document(aligned(old, new)), wanted.with_document(new)
     return difference(existing, wanted)
 
 
@@ -169,16 +169,16 @@ class _Submission:
             try:
                 return Submitted(self._create(), outcome)
             except JobExists:
-                existing = _existing(self._backend, self._plan.manifest)
-                if existing is None and self._backend.of_another_kind(self._plan.manifest):
+                existing = _existing(self._backend, self._plan.job)
+                if existing is None and self._backend.of_another_kind(self._plan.job):
                     raise
             if existing is None:
                 continue
             ref = JobRef.of(existing)
             _refuse_others(existing)
-            if Object(existing).deleting:
+            if existing.deleting:
                 if self._dry_run:
-                    self._backend.dry_run(self._plan.manifest, name_free=True)
+                    self._backend.dry_run(self._plan.job, name_free=True)
                     self._report(f"{ref} is being deleted; submit would wait until it is gone")
                     return Submitted(self._planned, Outcome.CREATED)
                 self._delete(existing)  # it is going anyway: this only waits for it
@@ -187,7 +187,7 @@ class _Submission:
                 attached = Outcome.ATTACHED if outcome is Outcome.CREATED else outcome
                 return Submitted(ref, attached)
             else:
-                self._backend.dry_run(self._plan.manifest, name_free=True)
+                self._backend.dry_run(self._plan.job, name_free=True)
                 if self._dry_run:
                     return Submitted(ref, Outcome.REPLACED)
                 # Only once: a job that takes its place is somebody else's decision.
@@ -201,7 +201,7 @@ class _Submission:
 
     def _of_another_kind(self, *, replace: bool) -> Outcome:
         """Refuse the name of a job of another kind, or delete that job."""
-        other = self._backend.of_another_kind(self._plan.manifest)
+        other = self._backend.of_another_kind(self._plan.job)
         if other is None:
             return Outcome.CREATED
         ref = JobRef.of(other)
@@ -211,7 +211,7 @@ class _Submission:
                 f"{ref} already exists, and it is a {ref.kind}; replace it, or submit under a"
                 " generated name"
             )
-        self._backend.dry_run(self._plan.manifest, name_free=True)
+        self._backend.dry_run(self._plan.job, name_free=True)
         if not self._dry_run:
             self._delete(other)
             self._backend.wait_for_leftovers(ref)
@@ -220,25 +220,25 @@ class _Submission:
     def _create(self) -> JobRef:
         if not self._dry_run:
             return self._backend.create(self._plan)
-        self._backend.dry_run(self._plan.manifest)
+        self._backend.dry_run(self._plan.job)
         return self._planned
 
-    def _refuse_another(self, existing: Json) -> None:
+    def _refuse_another(self, existing: Job) -> None:
         """Return if the existing job is the planned one and has not ended.
 
         Where somebody has changed it since it was created, that is reported.
         """
         ref, state = JobRef.of(existing), job_status(Snapshot(existing)).state
-        if same_manifest(existing, self._plan.manifest) and not state.finished:
+        if same_manifest(existing.raw, self._plan.job.raw) and not state.finished:
             with suppress(BackendError):  # it is attached to, whether it can be compared or not
                 self._report_changes(ref, self._compare(existing))
             return
         found = self._compare(existing)
-        same = not found or same_manifest(existing, self._plan.manifest)
+        same = not found or same_manifest(existing.raw, self._plan.job.raw)
         if same and not state.finished:
             return
         which = "this job" if same else "a different job"
-        creator = "" if is_ours(existing) else ", not created by k8sjob"
+        creator = "" if is_ours(existing.raw) else ", not created by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
             f"{ref} already exists: {which}{creator}, {ended}; replace it, or submit under a"
@@ -247,18 +247,18 @@ class _Submission:
         error.difference = found.lines
         raise error
 
-    def _compare(self, existing: Json) -> ManifestDiff:
-        return difference(existing, _with_defaults(self._backend, self._plan.manifest))
+    def _compare(self, existing: Job) -> ManifestDiff:
+        return difference(existing, _with_defaults(self._backend, self._plan.job))
 
     def _report_changes(self, ref: JobRef, found: ManifestDiff) -> None:
         if changed := [*found.at_once, *found.recreated]:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
 
-    def _delete(self, existing: Json) -> bool:
+    def _delete(self, existing: Job) -> bool:
         """Delete this very job and wait until its pods are gone; returns whether it existed."""
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
-        deleting = Object(existing).deleting
+        deleting = existing.deleting
         state = "was already being deleted" if deleting else "may be deleted by now"
         if has_ended(existing) and not deleting and (why_not := keep_record_of(self._backend, ref)):
             self._report(why_not)
@@ -290,9 +290,9 @@ class _Submission:
             time.sleep(_POLL_SECONDS)
 
 
-def _refuse_others(existing: Json) -> None:
+def _refuse_others(existing: Job) -> None:
     """Refuse the name of an object that may be anything but a training job."""
-    if target_of(existing).shared_kind and not is_ours(existing):
+    if existing.target.shared_kind and not is_ours(existing.raw):
         ref = JobRef.of(existing)
         error = JobExists(
             f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
@@ -302,16 +302,16 @@ def _refuse_others(existing: Json) -> None:
         raise error
 
 
-def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
+def _existing(backend: ClusterBackend, job: Job) -> Job | None:
     """The job of that kind and name, whoever created it."""
-    name = Object(manifest).name
     with suppress(JobNotFound):
-        return backend.snapshot(JobRef(name, backend.namespace, kind=manifest["kind"])).job
+        return backend.snapshot(JobRef(job.name, backend.namespace, kind=job.target.kind)).job
     return None
 
 
-def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
+def _with_defaults(backend: ClusterBackend, job: Job) -> Job:
     """The job with the server's defaults, whether its name is taken or not."""
-    made = backend.dry_run(manifest, name_free=True)
-    identity = {"name": Object(manifest).name, "namespace": backend.namespace}
-    return {**made, "metadata": {**Object(made).metadata, **identity}}
+    stored = backend.dry_run(job, name_free=True)
+    identity = {"name": job.name, "namespace": backend.namespace}
+    metadata = {**stored.metadata, **identity}
+    return stored.with_document({**stored.document, "metadata": metadata})

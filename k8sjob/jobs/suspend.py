@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import LOCAL
-from k8sjob.kube.objects import QUEUE, Object
+from k8sjob.kube.objects import QUEUE
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 
 def suspend(
@@ -41,19 +41,19 @@ def suspend(
     return done, "; ".join(filter(None, warnings))
 
 
-def _writes_no_checkpoint(job: Json) -> str:
+def _writes_no_checkpoint(job: Job) -> str:
     """A warning where the job.yaml has no checkpoint; else, and for others' jobs, empty."""
-    config = settings_of(job)
+    config = settings_of(job.document)
     if not config or config.get("checkpoint_dir"):
         return ""
     return "the job has no `checkpoint`: if its script writes none, `resume` starts from scratch"
 
 
-def _kueue_decides(job: Json, ref: JobRef, *, value: bool) -> str:
+def _kueue_decides(job: Job, ref: JobRef, *, value: bool) -> str:
     """A warning where the job is in a queue of Kueue's; else empty."""
-    if QUEUE not in Object(job).labels or ref.namespace == LOCAL:
+    if QUEUE not in job.labels or ref.namespace == LOCAL:
         return ""
-    found = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={Object(job).uid}"
+    found = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={job.uid}"
     if value:
         return (
             "if Kueue manages the job, it starts it again as long as the job has its quota; to stop"

@@ -22,6 +22,7 @@ from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import Stalled
 from k8sjob.sanitize import safe_line
 from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -143,7 +144,7 @@ class Collector:
                         self._readers.submit(self._read, job)
 
     def _read(self, job: _Job) -> None:
-        ref = JobRef.of(job.newest)
+        ref = JobRef.of(job_of(job.newest))
         try:
             with job.lock:
                 if not job.is_complete:
@@ -167,7 +168,7 @@ class Collector:
         try:
             snapshot = self._backend.snapshot(ref)
         except JobNotFound:
-            snapshot = _deleted(self._backend.snapshot_of(job.newest))
+            snapshot = _deleted(self._backend.snapshot_of(job_of(job.newest)))
             is_gone = True
             if job.recorded and (job.has_ended or not snapshot.pods):
                 job.is_complete = True  # the record before this one has more
@@ -180,7 +181,7 @@ class Collector:
                 self._send(
                     snapshot, Occasion.STALLED, f"makes no progress: {_part(event.data['message'])}"
                 )
-        has_ended = status.state.finished or Object(snapshot.job).deleting
+        has_ended = status.state.finished or snapshot.job.deleting
         may_wait = not has_ended and time.monotonic() - job.recorded_at < _AGAIN_SECONDS
         if (news := _news(status)) != job.recorded and not may_wait:
             path = self._records.keep(self._backend, ref, snapshot, findings_to_keep)
@@ -215,7 +216,7 @@ class Collector:
     def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:
         """Send a message if the job wants it and it was not sent before."""
         occasions: Collection[str] = self._occasions
-        if (chosen := Object(snapshot.job).annotations.get(NOTIFY)) is not None:
+        if (chosen := snapshot.job.annotations.get(NOTIFY)) is not None:
             occasions = [word.strip().lower() for word in chosen.split(",")]
         ref = JobRef.of(snapshot.job)
         if self._webhook is None or occasion not in occasions:
@@ -244,8 +245,9 @@ def _part(text: str) -> str:
 
 def _deleted(snapshot: Snapshot) -> Snapshot:
     """The last of a job that is gone, as one that is being deleted, by the cluster's clock."""
-    metadata = {"deletionTimestamp": stamp(snapshot.now), **Object(snapshot.job).metadata}
-    return replace(snapshot, job={**snapshot.job, "metadata": metadata})
+    metadata = {"deletionTimestamp": stamp(snapshot.now), **snapshot.job.metadata}
+    job = snapshot.job.with_document({**snapshot.job.document, "metadata": metadata})
+    return replace(snapshot, job=job)
 
 
 def _news(status: JobStatus) -> object:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -80,7 +79,7 @@ def job_times(
     present: float,
 ) -> JobTimes:
     """What holds for all replicas of a job, which was `paused` last."""
-    refusals = {refusal for refusal, _, _ in target_of(snapshot.job).creations}
+    refusals = {refusal for refusal, _, _ in snapshot.job.target.creations}
     events = [event for event in snapshot.events if event.get("reason") in refusals]
     firsts = (moment(event.get("firstTimestamp")) or event_time(event) for event in events)
     refused = min((first.timestamp() for first in firsts), default=math.inf)

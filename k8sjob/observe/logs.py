@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -166,7 +166,7 @@ class Excerpt(str):
         return made
 
 
-def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
+def select(job: Job, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of the chosen replicas, in the job's order; all of them when none is named.
 
     They are chosen by names ("master-0"), their beginnings ("worker"), or the ranks of their
@@ -190,7 +190,7 @@ def _brief(names: Sequence[str]) -> str:
     return some if len(names) <= 8 else f"{some} ... {names[-1]}"
 
 
-def replica_of_rank(job: Json, rank: int) -> str:
+def replica_of_rank(job: Job, rank: int) -> str:
     """The name of the replica that runs a process rank: ranks follow the replicas in their order.
 
     Raises:

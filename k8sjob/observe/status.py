@@ -15,13 +15,14 @@ from k8sjob.contract import CONTAINER_NAMES, Reason, Role
 from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
 from k8sjob.targets.api import JobState, created_pods
-from k8sjob.targets.jobs import replica_names, replica_of, target_of
+from k8sjob.targets.jobs import replica_names, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 _CREATED_BEFORE: Final = timedelta(seconds=2)
 """Times are whole seconds, and Pods may be created just before the condition changes."""
@@ -105,7 +106,7 @@ class JobStatus(HasCard):
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    own, target = Object(job), target_of(job)
+    own, target = job, job.target
     state, condition = target.state(job)
     if state is JobState.SUSPENDED and QUEUE in own.labels:
         state = JobState.QUEUED
@@ -120,7 +121,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     made: Counter[str] = Counter()
     suspended = own.condition("Suspended")
     since = suspended.since if suspended.false else None
-    for replica, event in created_pods(target, job, snapshot.events):
+    for replica, event in created_pods(job, snapshot.events):
         if since and event_time(event) < since - _CREATED_BEFORE:
             continue
         made[replica] += Object(event).part("series").get("count") or event.get("count") or 1
@@ -141,43 +142,43 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     )
 
 
-def training_fields(job: Json) -> set[str]:
+def training_fields(job: Job) -> set[str]:
     """What Events about a Pod, or about its training container, name in it."""
-    templates = (training(one.pod.get("containers")) for one in target_of(job).replicas(job))
+    templates = (training(one.pod.get("containers")) for one in job.target.replicas(job))
     names = {*CONTAINER_NAMES, *(one.get("name", "") for one in templates)}
     return {"", *(f"spec.containers{{{name}}}" for name in names)}
 
 
-def deletion(job: Json) -> str:
+def deletion(job: Job) -> str:
     """That a job is being deleted, and for which finalizers it stays until then."""
-    names = ", ".join(Object(job).metadata.get("finalizers") or ())
+    names = ", ".join(job.metadata.get("finalizers") or ())
     return "the job is being deleted" + (
         f"; it is waiting for its finalizers: {names}" if names else ""
     )
 
 
-def processes(job: Json) -> tuple[int, int]:
+def processes(job: Job) -> tuple[int, int]:
     """How many processes the first replica has, and each other one.
 
     `auto`, `gpu` and `cpu` count as one, as for the training operator; a Master that only serves
     its Workers (see strategies.serving) has a number of its own.
     """
-    asked = target_of(job).nproc_per_node(job)
+    asked = job.target.nproc_per_node(job)
     each = int(asked) if _NUMBER.fullmatch(asked) else 1
     return _serving(job) or each, each
 
 
-def reporting_replica(job: Json) -> str:
+def reporting_replica(job: Job) -> str:
     """The name of the replica whose first process trains and reports; "" if there is none."""
     names = replica_names(job)
     return "".join(names[1:2] if _serving(job) else names[:1])
 
 
-def _serving(job: Json) -> int:
+def _serving(job: Job) -> int:
     if len(replica_names(job)) < 2:
         return 0
     try:
-        config = settings_of(job)
+        config = settings_of(job.document)
         return strategies.serving(config["strategy"], config.get("options") or {})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return 0  # not k8sjob's

@@ -46,7 +46,7 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
 
     Of `related` (see Backend.related) its Workload is read.
     """
-    job = Object(snapshot.job)
+    job = snapshot.job
     condition, created = job.condition("Suspended"), moment(job.created)
     if not condition.since or not created:
         return None
@@ -77,7 +77,7 @@ def read_related(backend: Backend, snapshot: Snapshot) -> Sequence[Json]:
     """What last_suspension takes: many requests, so only where Kueue may know more."""
     paused = last_suspension(snapshot)
     unknown = paused and not paused.first and paused.begin is None
-    return backend.related(snapshot) if unknown and QUEUE in Object(snapshot.job).labels else ()
+    return backend.related(snapshot) if unknown and QUEUE in snapshot.job.labels else ()
 
 
 def _age(workload: Object, begun: float) -> float:

@@ -30,7 +30,7 @@ from k8sjob.observe.status import job_status, reporting_replica, training_fields
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
-from k8sjob.targets.jobs import replica_names, replica_of, target_of
+from k8sjob.targets.jobs import replica_names, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -196,7 +196,7 @@ def read_output_times(
     """
     job, since = snapshot.job, _earlier_until(snapshot, related)
     names, first = replica_names(job), reporting_replica(job)
-    elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
+    elastic = job.target.is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
 
@@ -248,7 +248,7 @@ def timing(
 ) -> Timing:
     """Split the time from the submission to the first step; `related`: see last_suspension."""
     job, ref = snapshot.job, JobRef.of(snapshot.job)
-    begin, since = _moment(Object(job).created), "submission"
+    begin, since = _moment(job.created), "submission"
     paused = _ended_pause(snapshot, related)
     if paused and not paused.first:
         begin, since = paused.begin or paused.end, "suspension" if paused.begin else "resume"
@@ -297,7 +297,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
 
     What was created or started after `before` is passed over where something earlier is known.
     """
-    job, target = snapshot.job, target_of(snapshot.job)
+    job, target = snapshot.job, snapshot.job.target
     fields = training_fields(job)
     lives: dict[str, dict[str, _Life]] = defaultdict(dict)  # of each replica, by the uid of its Pod
     for pod in map(Pod, snapshot.pods):
@@ -307,7 +307,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
         if about.get("kind") == "Pod":
             replica = target.replica_named(job, about.get("name", ""))
             lives[replica].setdefault(about.get("uid", ""), (Pod({}), []))[1].append(event)
-    creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
+    creations = reversed(list(created_pods(job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
     starts = []
     for name in replica_names(job):

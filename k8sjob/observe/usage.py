@@ -21,14 +21,14 @@ from k8sjob.backends.api import TOO_FEW_GPUS, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
-from k8sjob.kube.objects import Object, Pod, training
+from k8sjob.kube.objects import Pod, training
 from k8sjob.observe.diagnose.finding import load_data
 from k8sjob.observe.holding import cut, holding, job_times
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.observe.training import Progress, starts_processes
-from k8sjob.targets.jobs import replica_of, target_of
+from k8sjob.targets.jobs import replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
     from k8sjob.observe.holding import Holding
-    from k8sjob.targets.api import RoleReplicas
+    from k8sjob.targets.api import Job, RoleReplicas
 
 _SILENT: Final = 10.0
 """A stall: this multiple of the usual time between reports, and at least this many seconds."""
@@ -191,7 +191,7 @@ def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None =
     return usage(snapshot, _lines(backend, snapshot.job), since=since, related=related)
 
 
-def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
+def _lines(backend: Backend, job: Job) -> Iterator[LogLine]:
     """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
         yield from (
@@ -251,7 +251,7 @@ def usage(
     for rank, long in waited.items():
         if long and (node := _node_of(job, rank, on)):
             slowed[node] += long
-    return Usage(status.ref, device, seconds, nodes, slowed, Object(job).labels)
+    return Usage(status.ref, device, seconds, nodes, slowed, job.labels)
 
 
 def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]:
@@ -261,7 +261,7 @@ def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]
     """
     gpus: list[tuple[RoleReplicas, float]] = []
     cpus: list[tuple[RoleReplicas, float]] = []
-    for role in target_of(snapshot.job).replicas(snapshot.job):
+    for role in snapshot.job.target.replicas(snapshot.job):
         asked = asked_by(training(role.pod.get("containers")))
         gpus.append((role, sum(float(n) for name, n in asked.items() if counts_gpus(name))))
         cpus.append((role, float(asked.get("cpu", 1))))
@@ -280,7 +280,7 @@ def _amounts(
         yield "", amount * max(role.count - len(present), 0)
 
 
-def _node_of(job: Json, rank: int | None, on: Mapping[str, str]) -> str:
+def _node_of(job: Job, rank: int | None, on: Mapping[str, str]) -> str:
     if rank is not None:
         with suppress(BackendError):  # the job has no such rank
             return on.get(replica_of_rank(job, rank), "")

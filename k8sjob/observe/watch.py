@@ -23,7 +23,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import TARGETS, replica_names, replica_of, target_of
+from k8sjob.targets.jobs import TARGETS, job_of, replica_names, replica_of
 
 if TYPE_CHECKING:
     import threading
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.objects import Json
     from k8sjob.observe.status import ReplicaStatus
+    from k8sjob.targets.api import Job
 
 SETTLE_SECONDS: Final = 0.5
 """How long an ended job must have been silent until its output counts as complete."""
@@ -297,7 +298,7 @@ class _Watcher:
                 continue
             about, message = Object(event).part("involvedObject"), event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
-            replica = target_of(job).replica_named(job, pod)
+            replica = job.target.replica_named(job, pod)
             alike = _UID.sub("", message.replace(pod, "")) if replica else Object(event).uid
             if (event.get("reason"), alike) in self._reported_warnings:
                 continue
@@ -327,7 +328,7 @@ class _Readers:
         self._failed: set[tuple[str, int]] = set()
         self._warned = False
 
-    def look(self, job: Json, status: JobStatus) -> Iterator[Event]:
+    def look(self, job: Job, status: JobStatus) -> Iterator[Event]:
         """Open the sources that there are by now; a warning, once, if others are left out."""
         names = replica_names(job)
         for name in names[:MOST_AT_ONCE]:
@@ -444,10 +445,10 @@ def watch_all(
     for change in changes:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED:
-                status, now = job_status(Snapshot(change.object)), time.time() + skew()
+                status, now = job_status(Snapshot(job_of(change.object))), time.time() + skew()
                 yield from _changed(reported, status, now, quiet=not synced)
             case Kind.DELETED:
-                status = job_status(Snapshot(change.object))
+                status = job_status(Snapshot(job_of(change.object)))
                 yield from _deleted(reported, status, time.time() + skew())
             case Kind.SYNCED:
                 synced = True

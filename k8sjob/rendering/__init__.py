@@ -6,7 +6,6 @@ All of it is pure, except `write_context`, which writes the folder that an image
 from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context
 from k8sjob.rendering.dockerignore import dockerignore
 from k8sjob.rendering.manifest import (
-    companion,
     container_argv,
     container_env,
     manifest,
@@ -18,7 +17,6 @@ from k8sjob.rendering.template import templates_dir
 
 __all__ = [
     "check_script",
-    "companion",
     "container_argv",
     "container_env",
     "dockerfile",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
@@ -22,7 +22,10 @@ from k8sjob.kube.objects import (
     differing,
     same_manifest,
 )
-from k8sjob.targets.jobs import keyed, target_of
+from k8sjob.targets.jobs import keyed
+
+if TYPE_CHECKING:
+    from k8sjob.targets.api import Job
 
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
@@ -57,7 +60,7 @@ class ManifestDiff:
         return bool(self.lines)
 
 
-def difference(there: Json | None, wanted: Json) -> ManifestDiff:
+def difference(there: Job | None, wanted: Job) -> ManifestDiff:
     """The changes that make the job in the cluster as it is wanted, with defaults filled in.
 
     Where there is none (None), everything is new.
@@ -67,12 +70,12 @@ def difference(there: Json | None, wanted: Json) -> ManifestDiff:
     if there is None:
         return ManifestDiff(_unified([], new, ("/dev/null", planned)), is_new=True)
     old = _written(there)
-    if QUEUE in Object(there).labels and QUEUE in Object(wanted).labels:
-        same = same_manifest(there, wanted)
+    if QUEUE in there.labels and QUEUE in wanted.labels:
+        same = same_manifest(there.raw, wanted.raw)
         old = _ordered(_without_kueue(old, new, _ASSIGNED if same else frozenset()))
     paths = list(differing(old, new, ()))
-    target = target_of(wanted)
-    at_once = [path for path in paths if path[0] == "metadata" or target.applies_at_once(path)]
+    acts = wanted.target.applies_at_once
+    at_once = [path for path in paths if path[0] == "metadata" or acts(path)]
     return ManifestDiff(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
         tuple(field_path(path) for path in paths if path not in at_once),
@@ -96,12 +99,12 @@ def _without_kueue(old: Any, new: Any, assigned: frozenset[str]) -> Any:
     return kept
 
 
-def lines_between(one: Json, other: Json) -> tuple[str, ...]:
+def lines_between(one: Job, other: Job) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
     old, new = _written(one), _written(other)
-    for job in (old, new):  # another name is not a difference
-        job["metadata"] = {k: v for k, v in Object(job).metadata.items() if k in _LABELS}
-    return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
+    for written in (old, new):  # another name is not a difference
+        written["metadata"] = {k: v for k, v in Object(written).metadata.items() if k in _LABELS}
+    return _unified(yamldoc.dump(old).splitlines(), new, (_name(one.raw), _name(other.raw)))
 
 
 def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str, ...]:
@@ -109,24 +112,23 @@ def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str,
     return tuple(difflib.unified_diff(old, lines, *headings, lineterm=""))
 
 
-def _name(job: Json) -> str:
-    return "/".join(filter(None, (Object(job).namespace, Object(job).name)))
+def _name(item: Json) -> str:
+    return "/".join(filter(None, (Object(item).namespace, Object(item).name)))
 
 
-def _written(job: Json) -> Json:
+def _written(job: Job) -> Json:
     """The fields written by a job's author, with the server's defaults, in one order of keys."""
-    own = Object(job)
-    metadata = {key: value for key, value in own.metadata.items() if key in _IDENTITY}
-    metadata["annotations"] = {k: v for k, v in own.annotations.items() if k not in _BOOKKEEPING}
-    target = target_of(job)
-    kept = {
-        "apiVersion": job.get("apiVersion"),
-        "kind": job.get("kind"),
-        "spec": target.written(job),
+    metadata = {key: value for key, value in job.metadata.items() if key in _IDENTITY}
+    metadata["annotations"] = {k: v for k, v in job.annotations.items() if k not in _BOOKKEEPING}
+    document = {
+        "apiVersion": job.raw.get("apiVersion"),
+        "kind": job.raw.get("kind"),
+        "metadata": {k: v for k, v in metadata.items() if v},
+        "spec": job.target.written(job),
     }
-    if (companion := keyed(target)) and companion.key in job:
-        kept[companion.key] = {"spec": Object(job[companion.key]).spec}
-    ordered: Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
+    if (companion := keyed(job.target)) and job.companion is not None:
+        document[companion.key] = {"spec": Object(job.companion).spec}
+    ordered: Json = _ordered(document)
     return ordered
 
 

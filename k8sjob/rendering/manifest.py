@@ -37,8 +37,8 @@ from k8sjob.kube.objects import (
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
-from k8sjob.targets.api import PORT_NAME
-from k8sjob.targets.jobs import DEFAULT, by_name, keyed, sent
+from k8sjob.targets.api import PORT_NAME, Job
+from k8sjob.targets.jobs import DEFAULT, by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,18 +57,13 @@ _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 
 def render(spec: JobSpec, image: str | None = None) -> str:
     """All objects of the job as one stream of YAML; see `manifest` for the arguments."""
-    job = manifest(spec, image)
-    beside = companion(spec, job)
-    documents = [sent(job)] if beside is None else [beside, sent(job)]
-    return _HEADER + "---\n".join(map(yamldoc.dump, documents))
+    return _HEADER + "---\n".join(map(yamldoc.dump, manifest(spec, image).objects))
 
 
 def manifest(
     spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None
-) -> dict[str, Any]:
-    """The job as a manifest: the object that an apiserver receives.
-
-    A TrainJob has its TrainingRuntime beside it, as `runtime`.
+) -> Job:
+    """The job as an apiserver receives it, with its companion.
 
     Args:
         spec: the job.
@@ -87,40 +82,29 @@ def manifest(
     values = _values(spec, spec.image_reference if image is None else _checked(image))
     values |= target.values(spec)
     text = fill(target.template, **values)
-    rendered = _parsed(text)
+    job = Job(_parsed(text), target)
     given = [text, *(yamldoc.dump(one) for one in (spec.overlay, spec.pod_template) if one)]
-    if beside := keyed(target):
-        given.append(fill(beside.template, **values))
-        rendered[beside.key] = _parsed(given[-1])
+    if companion := target.companion:
+        text = fill(companion.template, **values)
+        job = replace(job, companion=_parsed(text))
+        given += [text] if companion.key else []
     notify = {} if spec.notify is None else {NOTIFY: ",".join(spec.notify)}
     given += [f"{key}={value}" for key, value in notify.items()]
     annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
-    if beside:
-        Object(rendered[beside.key]).metadata["annotations"] = dict(annotations)
+    if job.companion and companion and companion.key:
+        Object(job.companion).metadata["annotations"] = dict(annotations)
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
-    own = Object(rendered)
-    own.metadata["annotations"] = {**own.annotations, **notify, **annotations}
+    job.metadata["annotations"] = {**job.annotations, **notify, **annotations}
     if not (spec.overlay or spec.pod_template):
-        return rendered
+        return job
     return apply_overlay(
-        rendered,
+        job,
         spec.overlay,
         spec.pod_template,
         image_is_built=spec.builds_image,
         restricted=spec.security == "restricted",
     )
-
-
-def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The companion object of the job in its `manifest`; None: none."""
-    beside = by_name(spec.target).companion
-    if beside is None:
-        return None
-    if beside.key:
-        return dict(job[beside.key])
-    labels = {**spec.labels, MANAGED_BY: "k8sjob"}
-    return _parsed(fill(beside.template, spec=spec, pod_labels=labels, port=DEFAULT_PORT))
 
 
 def remarks(spec: JobSpec) -> list[str]:

@@ -18,13 +18,13 @@ from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import first_findings, invalid
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
-from k8sjob.targets.jobs import TARGETS, keyed, target_of
+from k8sjob.targets.jobs import TARGETS, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import Finding
-    from k8sjob.targets.api import Target
+    from k8sjob.targets.api import Job, Target
 
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
@@ -40,17 +40,17 @@ _REPLACED: Final = (
 
 
 def apply_overlay(
-    manifest: Json,
+    job: Job,
     overlay: Json,
     pod_template: Json,
     *,
     image_is_built: bool,
     restricted: bool = False,
-) -> Json:
-    """The manifest with both merged in, the overlay last; no part is shared with an argument.
+) -> Job:
+    """The job with both merged in, the overlay last; no part is shared with an argument.
 
     Args:
-        manifest: a rendered job.
+        job: as it was rendered.
         overlay: the spec's overlay.
         pod_template: the spec's, for the Pod template of each role.
         image_is_built: the image comes out of a build; then the digest of that build is what the
@@ -61,12 +61,12 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
-    target = target_of(manifest)
+    target = job.target
     problems = list(_forbidden_fields(overlay))
     if companion := keyed(target):
         problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
-    templates = {replicas.path: replicas.pod for replicas in target.replicas(manifest)}
-    merged = _traced(manifest)
+    templates = {replicas.path: replicas.pod for replicas in target.replicas(job)}
+    merged = _traced(job.document)
     for path, pod in templates.items() if pod_template else ():
         template = _traced(pod_template, "pod_template")  # the roles share no part of it
         process = _for_container(target, training(pod.get("containers")), template)
@@ -78,17 +78,17 @@ def apply_overlay(
     if image_is_built:
         problems += _replaced_images(merged, target, templates)
     problems += _twice({"overlay": overlay, "pod_template": pod_template})
-    job: Json = _plain(merged)
+    document: Json = _plain(merged)
     if not problems:
         problems = first_findings(
-            target.problems(job),
+            target.problems(document),
             lambda problem: _at_source(merged, steps(problem.field), problem),
         )
     if restricted and not problems:
-        problems = _violations(merged, job)
+        problems = _violations(merged, job.with_document(document))
     if problems:
         raise SpecError(problems)
-    return job
+    return job.with_document(document)
 
 
 def of_another_kind(overlay: Json, target: Target) -> Iterator[Finding]:
@@ -296,7 +296,7 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Finding]:
 # --- errors, at the fields of the job spec --------------------------------------------------------
 
 
-def _violations(merged: _Traced, job: Json) -> list[Finding]:
+def _violations(merged: _Traced, job: Job) -> list[Finding]:
     """The violations of the standard."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - it loads pydantic, which a spec has
 
@@ -308,7 +308,7 @@ def _violations(merged: _Traced, job: Json) -> list[Finding]:
 
     violations = [
         ((*replicas.path, "spec", *path), value, requirement)
-        for replicas in target_of(job).replicas(job)
+        for replicas in job.target.replicas(job)
         for path, value, requirement in restricted_violations(replicas.pod)
     ]
     return first_findings(violations, explain)

@@ -1,19 +1,18 @@
 """The Protocol of a target: what the rest of k8sjob must know of one kind of job. Pure.
 
-A target is read only from its objects. A job that was read to be shown has the last object of
-`Target.made` as `child`. Whatever the kind, replica 0 of a job is "master-0" and
+A target is read only from its objects. Whatever the kind, replica 0 of a job is "master-0" and
 the others are "worker-0" and on, in the order of their ranks. Only Pods of others' JobSets that
 have no such order are called after their Jobs: "leader-0-0", "actors-3-0".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from k8sjob.kube.api_resources import path
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import Object, at_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -63,6 +62,7 @@ class JobState(StrEnum):
         return _EXIT_CODES.get(self, 101)
 
 
+_CHILD: Final = "child"
 _FINISHED: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
 )
@@ -141,8 +141,7 @@ class Companion:
         template: the file in templates/ that lays it out.
         api_version: of the object; empty: Kubernetes' own.
         use: what the job needs it for, in a sentence.
-        key: where a job has it while it is handled here, for what it says of the job; empty:
-            nowhere.
+        key: its key in Job.document, since it says something of the job; empty: it has none.
         missed: what webhooks and the controller say of a job whose companion is not there.
     """
 
@@ -174,6 +173,53 @@ class Made(NamedTuple):
         """The path of the one that is made of a job, or of all."""
         name = job and f"{job}{self.suffix}"
         return path(self.resource, namespace, name, api_version=self.api_version)
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Object):
+    """A job, and the objects beside it that say more of it.
+
+    Attributes:
+        raw: its own object, as an apiserver has it.
+        target: its kind.
+        companion: the object of Target.companion; None: there is none, or it was not read.
+        child: the last object of Target.made; None: there is none, or it was not read.
+    """
+
+    target: Target
+    companion: Json | None = None
+    child: Json | None = None
+
+    @classmethod
+    def of(cls, target: Target, document: Json) -> Job:
+        """The job of a kind from its `document`."""
+        raw, key = dict(document), target.companion.key if target.companion else ""
+        child = raw.pop(_CHILD, None)
+        return cls(raw, target, raw.pop(key, None) if key else None, child)
+
+    @property
+    def document(self) -> Json:
+        """The job as one mapping, for overlays, diffs and records, and for the paths in messages.
+
+        The companion is there under its key, if it has one, and the child as "child".
+        """
+        key = self.target.companion.key if self.target.companion else ""
+        beside = {key: self.companion, _CHILD: self.child}
+        return {**self.raw, **{k: v for k, v in beside.items() if k and v is not None}}
+
+    def with_document(self, document: Json) -> Job:
+        """The job as its document has become; a companion that is not in it stays."""
+        job = Job.of(self.target, document)
+        return job if job.companion is not None else replace(job, companion=self.companion)
+
+    @property
+    def objects(self) -> list[Json]:
+        """What is created for the job in a cluster, in this order: the companion, the job."""
+        return [*([] if self.companion is None else [self.companion]), self.raw]
+
+    def at(self, *path: str | int) -> Any:
+        """The value at a path of its document; None if there is none."""
+        return at_path(self.document, *path)
 
 
 class RecordedEnd(NamedTuple):
@@ -325,47 +371,47 @@ class Target(Protocol):
         """The lint of this kind, over targets.manifest_facts.Job; None: only that of all kinds."""
         return None
 
-    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+    def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
         """The variables that a replica gets beside those of the manifest.
 
         Raises:
             ValueError: the job has no such replica.
         """
 
-    def minimal(self, name: str, pod: Json) -> Json:
+    def minimal(self, name: str, pod: Json) -> Job:
         """The smallest job of one replica, with this spec of its Pod."""
 
-    def refused(self, name: str, pod: Json) -> Json:
+    def refused(self, name: str, pod: Json) -> Job:
         """The same with a fault that only the controller's webhook sees: a bad name."""
         return self.minimal(f"0-{name}", pod)
 
     # --- a job
 
-    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
+    def is_training(self, job: Job) -> bool:  # noqa: ARG002 - each is
         """Whether an object of the kind is a training job, whoever has made it."""
         return True
 
-    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
+    def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
         """The replicas that the job asks for, the Master first."""
 
-    def nproc_per_node(self, job: Json) -> str:
+    def nproc_per_node(self, job: Job) -> str:
         """The processes of each replica as the job gives them: "2", "auto"; empty for none."""
 
-    def is_elastic(self, job: Json) -> bool:
+    def is_elastic(self, job: Job) -> bool:
         """Whether the number of replicas may change, so that any of them may have rank 0."""
 
-    def state(self, job: Json) -> tuple[JobState, Json]:
+    def state(self, job: Job) -> tuple[JobState, Json]:
         """The job's state, and the condition that decides it; empty if there is none."""
 
-    def times(self, job: Json) -> tuple[str | None, str | None]:
+    def times(self, job: Job) -> tuple[str | None, str | None]:
         """When its replicas were first created, or again after a resume, and when it ended."""
 
-    def counts(self, job: Json, state: JobState) -> Mapping[str, int]:
+    def counts(self, job: Job, state: JobState) -> Mapping[str, int]:
         """How many Pods are in which phase, by the controller's own counts."""
 
-    def is_suspended(self, job: Json) -> bool:
+    def is_suspended(self, job: Job) -> bool:
         """Whether the job is to be suspended."""
-        return bool(Object(job).part(*self.policy_at).get("suspend"))
+        return bool(job.part(*self.policy_at).get("suspend"))
 
     def suspension(self, *, value: bool) -> Json:
         """The merge patch that suspends a job or resumes it."""
@@ -374,28 +420,28 @@ class Target(Protocol):
             patch = {key: patch}
         return patch
 
-    def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
+    def gang(self, job: Job) -> Json | None:  # noqa: ARG002 - never
         """The job's request to a gang scheduler; None if it has none."""
         return None
 
-    def active_deadline(self, job: Json) -> int | None:
+    def active_deadline(self, job: Job) -> int | None:
         """After how many seconds the job is to be ended."""
 
-    def keeps_pods(self, job: Json) -> bool:  # noqa: ARG002 - never
+    def keeps_pods(self, job: Job) -> bool:  # noqa: ARG002 - never
         """Whether Pods that still run when the job ends stay."""
         return False
 
-    def managed_by(self, job: Json) -> str:
+    def managed_by(self, job: Job) -> str:
         """The controller that is to work on the job, where that is another; else empty."""
-        manager = Object(job).part(*self.policy_at).get("managedBy") or self.manager
+        manager = job.part(*self.policy_at).get("managedBy") or self.manager
         return "" if manager == self.manager else str(manager)
 
     def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether the controller acts on a change of this field of a job that runs."""
 
-    def written(self, job: Json) -> Json:
+    def written(self, job: Job) -> Json:
         """The spec of a job without what the apiserver adds to each job."""
-        return Object(job).spec
+        return job.spec
 
     # --- its Pods and Events
 
@@ -405,31 +451,30 @@ class Target(Protocol):
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """The label selector of a job's Pods, or of some replicas' and perhaps more."""
 
-    def replica_named(self, job: Json, pod: str) -> str:
+    def replica_named(self, job: Job, pod: str) -> str:
         """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
-    def is_made(self, job: Json, kind: str, name: str) -> bool:
+    def is_made(self, job: Job, kind: str, name: str) -> bool:
         """Whether controllers make an object of this kind and name of a job; see `made`."""
-        own = Object(job).name
-        return any((kind, name) == (one.kind, f"{own}{one.suffix}") for one in self.made)
+        return any((kind, name) == (made.kind, f"{job.name}{made.suffix}") for made in self.made)
 
     def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
         """Whether an Event says that the controller deletes all Pods, to create them again."""
         return False
 
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
+    def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""
         yield from ()
 
-    def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
+    def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:
         """How often a replica's Pod was created again because it had failed."""
 
 
-def created_pods(target: Target, job: Json, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
+def created_pods(job: Job, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
     """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
-    _, reason, prefix = target.creations[0]
+    _, reason, prefix = job.target.creations[0]
     for event in events:
         if event.get("reason") == reason:
             pod = event.get("message", "").removeprefix(prefix)
-            if replica := target.replica_named(job, pod):
+            if replica := job.target.replica_named(job, pod):
                 yield replica, event

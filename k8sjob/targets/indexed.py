@@ -19,6 +19,7 @@ from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
 from k8sjob.targets.api import (
     Companion,
+    Job,
     JobState,
     RecordedEnd,
     RoleReplicas,
@@ -218,38 +219,42 @@ class Indexed(Target):
         """The manifest without fields of a wrong type, as far as k8sjob reads them."""
         return fit(manifest, {**ABOUT, **self.shapes})
 
-    def basic_problems(self, job: Json) -> Iterator[Finding]:
+    def basic_problems(self, manifest: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""
-        found = list(type_problems(self.typed(job)[1]))
-        yield from found
-        if found:
+        problems = list(type_problems(self.typed(manifest)[1]))
+        yield from problems
+        if problems:
             return
-        if not Object(job).name:
+        if not Object(manifest).name:
             message = "the job has no name; give it one, also in place of a generateName"
             yield invalid("metadata.name", message)
-        if (version := job.get("apiVersion")) != self.api_version:
+        if (version := manifest.get("apiVersion")) != self.api_version:
             message = f"{version!r} is not {self.api_version!r}, the only version that k8sjob knows"
             yield invalid("apiVersion", f"{message}; convert the manifest to that")
 
     def problems(self, manifest: Json) -> list[Finding]:
         """Whether it is one Indexed Job with as many Pods as its environment says."""
-        return list(self.basic_problems(manifest)) or list(self._job_problems(manifest))[:1]
+        return list(self.basic_problems(manifest)) or self.job_problems(Job.of(self, manifest))
 
-    def _job_problems(self, manifest: Json) -> Iterator[Finding]:
-        job, nodes = self._job(manifest), self._nodes(manifest)
-        if job.get("completionMode") != "Indexed":
+    def job_problems(self, job: Job) -> list[Finding]:
+        """The first problem of a job whose fields have the right types."""
+        return list(self._job_problems(job))[:1]
+
+    def _job_problems(self, job: Job) -> Iterator[Finding]:
+        spec, nodes = self._job(job), self._nodes(job)
+        if spec.get("completionMode") != "Indexed":
             message = "a replica's rank is its completion index; use Indexed"
             yield invalid(field_path((*self.job_at, "completionMode")), message)
             return
         for key in ("completions", "parallelism"):
-            if (count := job.get(key, 1)) < 1:
+            if (count := spec.get(key, 1)) < 1:
                 message = f"{count} Pods cannot train; use 1 or more"
                 yield invalid(field_path((*self.job_at, key)), message)
-        yield from self._policy_problems(job)
-        jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
-        master = self._variable(manifest, "MASTER_ADDR")
+        yield from self._policy_problems(spec)
+        jobs = job.at(*self.job_at[:-3]) if self.child_name else []
+        master = self._variable(job, "MASTER_ADDR")
         domain = master.partition(".")[2]
-        network = (at_path(manifest, *self.job_at[:-4], "network") if jobs and domain else {}) or {}
+        network = (job.at(*self.job_at[:-4], "network") if jobs and domain else {}) or {}
         named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
         if named != domain:
             message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
@@ -262,67 +267,63 @@ class Indexed(Target):
             message = f"{copies} Jobs of {nodes} Pods, and the ranks are those of one Job"
             message += "; set replicas in the job spec instead"
             yield invalid(field_path((*self.job_at[:-2], "replicas")), message)
-        world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
+        world, each = self._variable(job, "WORLD_SIZE"), self.nproc_per_node(job)
         if world and each.isdecimal() and world != str(nodes * int(each)):
             message = (
                 f"{nodes} Pods with {counted(int(each), 'rank')} each, but WORLD_SIZE is {world}"
             )
             message += "; set replicas in the job spec instead"
             yield invalid(field_path(self.nodes_at or (*self.job_at, "completions")), message)
-        if (at_once := job.get("parallelism", 1)) != nodes:
+        if (at_once := spec.get("parallelism", 1)) != nodes:
             message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
             message += f"; set it to {nodes}"
             yield invalid(field_path((*self.job_at, "parallelism")), message)
 
-    def _policy_problems(self, job: Json) -> Iterator[Finding]:
+    def _policy_problems(self, spec: Json) -> Iterator[Finding]:
         """A restart policy that no Job has, or none with a podFailurePolicy."""
         path = ("template", "spec", "restartPolicy")
-        policy, at = at_path(job, *path), field_path((*self.job_at, *path))
+        policy, at = at_path(spec, *path), field_path((*self.job_at, *path))
         if policy not in {None, "OnFailure", "Never"}:
             message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
             yield invalid(at, message)
-        elif "podFailurePolicy" in job and policy != "Never":
+        elif "podFailurePolicy" in spec and policy != "Never":
             message = "a Job with a podFailurePolicy needs Never; for restarts in the Pod set"
             yield invalid(at, f"{message} policy.restart_policy in the job spec to OnFailure")
 
-    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+    def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""
         rank, nodes = index + (Role(role) is Role.WORKER), self._nodes(job)
         if not 0 <= rank < nodes or (Role(role) is Role.MASTER and index):
-            raise ValueError(f"{Object(job).name} has no {role}-{index}: it has {nodes} Pods")
+            raise ValueError(f"{job.name} has no {role}-{index}: it has {nodes} Pods")
         return {} if self.is_elastic(job) else dict.fromkeys(_RANKS, str(rank))
 
-    def minimal(self, name: str, pod: Json) -> Json:
+    def minimal(self, name: str, pod: Json) -> Job:
         """One completion."""
         template = {"spec": {"restartPolicy": "Never", **pod}}
-        job = {"completionMode": "Indexed", "completions": 1, "template": template}
-        return {
-            "apiVersion": self.api_version,
-            "kind": self.kind,
-            "metadata": {"name": name},
-            "spec": self.around(job),
-        }
+        spec = {"completionMode": "Indexed", "completions": 1, "template": template}
+        about = {"apiVersion": self.api_version, "kind": self.kind, "metadata": {"name": name}}
+        return Job({**about, "spec": self.around(spec)}, self)
 
-    def around(self, job: Json) -> Json:
+    def around(self, spec: Json) -> Json:
         """The smallest spec of the kind with this spec of its Job."""
-        return job
+        return spec
 
     # --- a job
 
-    def _job(self, job: Json) -> Json:
+    def _job(self, job: Job) -> Json:
         """The spec of its Indexed Job."""
-        return at_path(job, *self._path(job)) or {}
+        return job.at(*self._path(job)) or {}
 
-    def _path(self, job: Json) -> tuple[str | int, ...]:
+    def _path(self, job: Job) -> tuple[str | int, ...]:
         """Where that is: the replicated Job `node`, or else the first one."""
-        listed = at_path(job, *self.job_at[:-3]) or () if self.child_name else ()
+        listed = job.at(*self.job_at[:-3]) or () if self.child_name else ()
         at = [one.get("name") for one in listed]
         return (*self.job_at[:-3], at.index(NODE), *self.job_at[-2:]) if NODE in at else self.job_at
 
-    def _nodes(self, job: Json) -> int:
+    def _nodes(self, job: Job) -> int:
         return int(self._job(job).get("completions") or 1)
 
-    def _jobs(self, job: Json) -> list[_Jobs]:
+    def _jobs(self, job: Job) -> list[_Jobs]:
         """All its Jobs; the one with the ranks comes first.
 
         Others' sets may have several Jobs, and Trainer's have initializers beside the nodes. Their
@@ -331,7 +332,7 @@ class Indexed(Target):
         group = NODE if self.child_name else ""
         own = _Jobs(group, 0, 1, self._path(job), self._job(job), self._nodes(job), ranked=True)
         every = []
-        for at, one in enumerate(at_path(job, *self.job_at[:-3]) or ()) if group else ():
+        for at, one in enumerate(job.at(*self.job_at[:-3]) or ()) if group else ():
             if (copies := one.get("replicas", 1)) > 0:
                 path = (*self.job_at[:-3], at, "template", "spec")
                 of_job = Object(one).part("template", "spec")
@@ -347,7 +348,7 @@ class Indexed(Target):
         ]
         return [own, *(jobs for jobs in others if jobs.copies)]
 
-    def _jobs_named(self, job: Json, suffix: str) -> _Jobs | None:
+    def _jobs_named(self, job: Job, suffix: str) -> _Jobs | None:
         """Those among its Jobs whose names have this suffix after the job's; None without any."""
         group, _, number = suffix.rpartition("-")
         for jobs in self._jobs(job):
@@ -358,21 +359,23 @@ class Indexed(Target):
                 return jobs
         return None
 
-    def _asked(self, job: Json) -> int:
+    def _asked(self, job: Job) -> int:
         """The Pods that _counted counts."""
-        of_one = not self.child_name or "child" in job
+        of_one = not self.child_name or job.child is not None
         every = () if of_one else self._jobs(job)
         return self._nodes(job) if of_one else sum(jobs.copies * jobs.pods for jobs in every)
 
-    def _counted(self, job: Json) -> Json:
+    def _counted(self, job: Job) -> Json:
         """The status of its Indexed Job.
 
         Where that was not read, what the object says of its Jobs: of how many all Pods are ready,
         or any is there (calculateReplicatedJobStatuses of JobSet).
         """
-        status = Object(job).status
-        if not self.child_name or "child" in job:
-            return Object(job).part("child", "status") if self.child_name else status
+        status = job.status
+        if not self.child_name:
+            return status
+        if job.child is not None:
+            return Object(job.child).status
         rows = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
         pods = {jobs.group: jobs.pods for jobs in self._jobs(job)}
         every = [(row, pods.get(row.get("name"), self._nodes(job))) for row in rows]
@@ -386,13 +389,13 @@ class Indexed(Target):
         reason = str(event.get("reason", ""))
         return reason.startswith("Restart") and reason.endswith("FailurePolicyAction")
 
-    def is_training(self, job: Json) -> bool:
+    def is_training(self, job: Job) -> bool:
         """Whether its Pods have indexes, and no other object has made it."""
-        owners = Object(job).part("metadata").get("ownerReferences") or ()
+        owners = job.owners
         indexed = self._job(job).get("completionMode") == "Indexed"
         return indexed and not any(owner.get("controller") for owner in owners)
 
-    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
+    def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
         """spec.completions of one template, or of that of each Job."""
         found = list[RoleReplicas]()
         for jobs in self._jobs(job):
@@ -407,28 +410,28 @@ class Indexed(Target):
             found += (RoleReplicas(role, count, *where) for role, count in roles.items() if count)
         return tuple(found)
 
-    def nproc_per_node(self, job: Json) -> str:
+    def nproc_per_node(self, job: Job) -> str:
         """PET_NPROC_PER_NODE of the container."""
         return self._variable(job, "PET_NPROC_PER_NODE")
 
-    def _variable(self, job: Json, name: str) -> str:
+    def _variable(self, job: Job, name: str) -> str:
         for container in Object(self._job(job)).part("template", "spec").get("containers") or ():
             for variable in container.get("env") or ():
                 if variable.get("name") == name:
                     return str(variable.get("value") or "")
         return ""
 
-    def is_elastic(self, job: Json) -> bool:
+    def is_elastic(self, job: Job) -> bool:
         """Whether PET_NNODES of the container has two bounds."""
         return ":" in self._variable(job, "PET_NNODES")
 
-    def state(self, job: Json) -> tuple[JobState, Json]:
+    def state(self, job: Job) -> tuple[JobState, Json]:
         """The state by the true conditions, or by the counts of Pods while there are none.
 
         Why it failed, the Job knows best.
         """
         status = self._counted(job)
-        own, counted = true_conditions(Object(job).status), true_conditions(status)
+        own, counted = true_conditions(job.status), true_conditions(status)
         ends = {
             "Failed": JobState.FAILED,
             self.complete: JobState.SUCCEEDED,
@@ -445,14 +448,14 @@ class Indexed(Target):
             return JobState.RESTARTING, {}
         return (JobState.RUNNING if well else JobState.CREATED), {}
 
-    def times(self, job: Json) -> tuple[str | None, str | None]:
+    def times(self, job: Job) -> tuple[str | None, str | None]:
         """status.startTime and completionTime; a failed job ends when its Pods do."""
         status = self._counted(job)
         failing = true_conditions(status).get("FailureTarget", {})
         ended = status.get("completionTime") or failing.get("lastTransitionTime")
         return status.get("startTime"), ended
 
-    def counts(self, job: Json, state: JobState) -> dict[str, int]:
+    def counts(self, job: Job, state: JobState) -> dict[str, int]:
         """The present Pods; those that failed before are not counted."""
         status, asked = self._counted(job), self._asked(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
@@ -464,7 +467,7 @@ class Indexed(Target):
             found["Pending"] = max(waiting, active - ready, 0)
         return {phase: count for phase, count in found.items() if count > 0}
 
-    def active_deadline(self, job: Json) -> int | None:
+    def active_deadline(self, job: Job) -> int | None:
         """That of the Job, activeDeadlineSeconds, which counts from the last resume."""
         found: int | None = self._job(job).get("activeDeadlineSeconds")
         return found
@@ -497,15 +500,15 @@ class Indexed(Target):
         more = f",{_INDEX} in ({','.join(map(str, ranks))})" if ranks else ""
         return f"{self.job_label}={name}{more}"
 
-    def replica_named(self, job: Json, pod: str) -> str:
+    def replica_named(self, job: Job, pod: str) -> str:
         """A Pod is called JOB-INDEX-SUFFIX, after the Indexed Job."""
-        of_job = re.escape(Object(job).name)
+        of_job = re.escape(job.name)
         found = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
         if found is None or (jobs := self._jobs_named(job, found[1])) is None:
             return ""
         return _replica(int(found[2])) if jobs.ranked else f"{found[1][1:]}-{int(found[2])}"
 
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
+    def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Exit codes in conditions of the Job, which stay, and in its Events."""
         conditions = true_conditions(self._counted(job)).values()
         messages = [(one.get("message"), one.get("lastTransitionTime")) for one in conditions]
@@ -515,16 +518,15 @@ class Indexed(Target):
             if matched and (replica := self.replica_named(job, matched["pod"])):
                 yield RecordedEnd(replica, int(matched["code"]), "", "", time or "", whole=False)
 
-    def is_made(self, job: Json, kind: str, name: str) -> bool:
+    def is_made(self, job: Job, kind: str, name: str) -> bool:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""
-        own = Object(job).name
-        below = bool(self.child_name) and kind == "Job" and name.startswith(f"{own}-")
-        below = below and self._jobs_named(job, name.removeprefix(own)) is not None
+        below = bool(self.child_name) and kind == "Job" and name.startswith(f"{job.name}-")
+        below = below and self._jobs_named(job, name.removeprefix(job.name)) is not None
         return below or super().is_made(job, kind, name)
 
-    def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
+    def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
-        created = [name for name, _ in created_pods(self, job, events) if name == replica]
+        created = [name for name, _ in created_pods(job, events) if name == replica]
         return max(len(created) - 1, 0)
 
 
@@ -558,9 +560,9 @@ class IndexedJob(Indexed):
     manager = "kubernetes.io/job-controller"
     limits = (*Indexed.limits, "activeDeadlineSeconds", "backoffLimit")
 
-    def written(self, job: Json) -> Json:
+    def written(self, job: Job) -> Json:
         """The spec without the selector and the labels by which the controller finds its Pods."""
-        spec = dict(Object(job).spec)
+        spec = dict(job.spec)
         if not spec.get("manualSelector"):
             spec = {k: v for k, v in spec.items() if k not in ("selector", "manualSelector")}
         template = dict(spec.get("template") or {})

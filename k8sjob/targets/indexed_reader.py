@@ -13,7 +13,7 @@ from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import SpecError, field_path
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
-from k8sjob.targets.api import Authored
+from k8sjob.targets.api import Authored, Job
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed, own_labels
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class IndexedReader:
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
-        job["spec"] = self.target.written(job)
+        job["spec"] = self.target.written(Job(job, self.target))
         job["metadata"] = {**job["metadata"], "labels": own_labels(job)}
         name, pod = Object(job).name, Object(job).part("spec", "template", "spec")
         network = pod.get("subdomain") or name
@@ -66,7 +66,7 @@ class IndexedReader:
         spec: Json = at_path(job, *self.target.job_at) or {}
         if spec.get("completionMode") != "Indexed" and (spec.get("completions") or 1) == 1:
             spec["completionMode"] = "Indexed"  # of a single Pod the index is always 0
-        if problems := Indexed.problems(self.target, job):
+        if problems := Indexed.job_problems(self.target, Job.of(self.target, job)):
             raise SpecError(problems)
         pod = Object(spec).part("template", "spec")
         pod["subdomain"] = Object(job).name
@@ -97,7 +97,7 @@ class IndexedReader:
     def settle(self, job: Json) -> None:
         """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""
         job["spec"].setdefault("suspend", False)
-        if not self.target.managed_by(job):
+        if not self.target.managed_by(Job(job, self.target)):
             job["spec"].pop("managedBy", None)
         spec: Json = at_path(job, *self.target.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
@@ -113,16 +113,17 @@ class IndexedReader:
         if ports:
             container["ports"] = ports
 
-    def fields(self, job: Json) -> Json:
+    def fields(self, document: Json) -> Json:
         """The fields of the Indexed Job; nproc_per_node is that of a variable or of the command."""
-        spec = at_path(job, *self.target.job_at)
+        job = Job.of(self.target, document)
+        spec = job.at(*self.target.job_at)
         nodes = sum(one.count for one in self.target.replicas(job))
         replicas: Json = {"workers": nodes - 1}
         if (nproc := self._nproc(job, nodes)) > 1:
             replicas["nproc_per_node"] = nproc
         most = nodes
         if self.target.is_elastic(job):
-            nnodes = _variables(job, self.target)["PET_NNODES"]
+            nnodes = _variables(job)["PET_NNODES"]
             if bounds := re.fullmatch(r"(\d{1,6}):(\d{1,6})", nnodes):
                 most = int(bounds[2])
                 replicas["elastic"] = {"min": int(bounds[1]), "max": most}
@@ -140,18 +141,18 @@ class IndexedReader:
             "policy": {
                 "restart_policy": policy,
                 "max_restarts": None if policy == "Never" else restarts,
-                "ttl_after_finished": job["spec"].get("ttlSecondsAfterFinished"),
+                "ttl_after_finished": job.spec.get("ttlSecondsAfterFinished"),
                 "active_deadline": self.target.active_deadline(job),
-                "suspend": job["spec"]["suspend"],
+                "suspend": job.spec["suspend"],
             },
         }
 
-    def _nproc(self, job: Json, nodes: int) -> int:
+    def _nproc(self, job: Job, nodes: int) -> int:
         """The processes of each node; 0 if unknown."""
-        given = _variables(job, self.target)
+        given = _variables(job)
         nproc = self.target.nproc_per_node(job)
-        for one in self.target.replicas(job)[:1]:
-            container = training(one.pod.get("containers"))
+        for replicas in self.target.replicas(job)[:1]:
+            container = training(replicas.pod.get("containers"))
             words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
             if not nproc and (found := _NPROC.search(words)):
                 nproc = found[1]
@@ -173,8 +174,8 @@ def _of_stop(rule: Json) -> bool:
     return rule.get("action") == "Ignore" and codes == _STOPPED
 
 
-def _variables(job: Json, target: Indexed) -> dict[str, str]:
-    pods = [one.pod for one in target.replicas(job)[:1]]
+def _variables(job: Job) -> dict[str, str]:
+    pods = [replicas.pod for replicas in job.target.replicas(job)[:1]]
     env = [one for pod in pods for one in training(pod.get("containers")).get("env") or ()]
     return {str(one.get("name")): str(one.get("value") or "") for one in env}
 

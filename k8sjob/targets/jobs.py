@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
+from k8sjob.targets.api import Job
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import JobSet, JobSetReader
@@ -47,9 +49,14 @@ _MARGIN_SECONDS: Final = 60
 """How long pods may outlast their grace period: their kubelet may be away for a moment."""
 
 
-def target_of(job: Json) -> Target:
-    """The kind of a job; the default where it names none or another."""
-    return of_kind(job.get("kind") or "")
+def target_of(item: Json) -> Target:
+    """The kind of an object that is a job; the default where it names none or another."""
+    return of_kind(item.get("kind") or "")
+
+
+def job_of(document: Json) -> Job:
+    """The job from its object, or from its Job.document."""
+    return Job.of(target_of(document), document)
 
 
 def by_name(name: str) -> Target:
@@ -96,15 +103,8 @@ def job_path(target: Target, namespace: str = "", name: str = "") -> str:
 
 
 def keyed(target: Target) -> Companion | None:
-    """The companion that a job has inside it while it is handled here; see Companion.key."""
+    """The companion that a job's document has; see Companion.key."""
     return target.companion if target.companion and target.companion.key else None
-
-
-def sent(job: Json) -> Json:
-    """The job as an apiserver has it, without its `child` and its companion; see Target."""
-    companion = keyed(target_of(job))
-    beside = {"child", companion.key if companion else ""}
-    return {name: value for name, value in job.items() if name not in beside}
 
 
 def namesake(target: Target) -> Made | None:
@@ -112,16 +112,16 @@ def namesake(target: Target) -> Made | None:
     return next((one for one in target.made if not one.suffix), None)
 
 
-def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
+def made_of(job: Job, found: Iterable[Json]) -> list[Json]:
     """The objects made for this job, not for an earlier one of its name; see Target.made."""
     below: list[Json] = []
-    own, owner = Object(job), Object(job).uid
-    for made in target_of(job).made:
-        named = [one for one in found if Object(one).name == f"{own.name}{made.suffix}"]
+    owner = job.uid
+    for made in job.target.made:
+        named = [one for one in found if Object(one).name == f"{job.name}{made.suffix}"]
         of_it = [
             one
             for one in named
-            if (_controller(one) == owner if owner else Object(one).created >= own.created)
+            if (_controller(one) == owner if owner else Object(one).created >= job.created)
         ]
         below += of_it[:1]
         owner = Object(of_it[0]).uid if of_it else ""
@@ -130,12 +130,11 @@ def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
     return below
 
 
-def with_child(job: Json, found: Iterable[Json]) -> Json:
+def with_child(job: Job, found: Iterable[Json]) -> Job:
     """The job with its `child`, where that is among these objects; see made_of."""
-    target, below = target_of(job), made_of(job, found)
-    name = f"{Object(job).name}{target.made[-1].suffix}" if target.made else ""
-    child = next((one for one in below if Object(one).name == name), None)
-    return {**job, "child": child} if child else job
+    name = f"{job.name}{job.target.made[-1].suffix}" if job.target.made else ""
+    children = (item for item in made_of(job, found) if Object(item).name == name)
+    return replace(job, child=next(children, None))
 
 
 def _controller(item: Json) -> str:
@@ -147,19 +146,19 @@ def _controller(item: Json) -> str:
 # --- the job --------------------------------------------------------------------------------------
 
 
-def has_ended(job: Json) -> bool:
+def has_ended(job: Job) -> bool:
     """Whether a job has succeeded or failed."""
-    return target_of(job).state(job)[0].finished
+    return job.target.state(job)[0].finished
 
 
-def is_suspended(job: Json) -> bool:
+def is_suspended(job: Job) -> bool:
     """Whether a job is to be suspended."""
-    return target_of(job).is_suspended(job)
+    return job.target.is_suspended(job)
 
 
-def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
+def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
-    for one in target_of(job).replicas(job):
+    for one in job.target.replicas(job):
         yield one.role, one.count, one.pod
 
 
@@ -187,21 +186,21 @@ class ReplicaNames(Sequence[str]):
         raise IndexError(f"the job has no replica {at}")
 
 
-def replica_names(job: Json) -> ReplicaNames:
+def replica_names(job: Job) -> ReplicaNames:
     """The names of all replicas that a job asks for: "master-0", "worker-0", ..."""
-    return ReplicaNames(target_of(job).replicas(job))
+    return ReplicaNames(job.target.replicas(job))
 
 
-def excess(job: Json) -> str:
+def excess(job: Job) -> str:
     """That a job has more than MOST_REPLICAS, as the end of a sentence; else empty."""
     count = len(replica_names(job))
     return f"has {count:,} replicas, more than {MOST_REPLICAS:,}" if count > MOST_REPLICAS else ""
 
 
-def references(job: Json) -> list[ObjectReference]:
+def references(job: Job) -> list[ObjectReference]:
     """Everything that must exist for the job's Pods to start, each once; nothing optional."""
     found: dict[ObjectReference, None] = {}
-    labels = Object(job).labels
+    labels = job.labels
     for kind, label in (("queue", QUEUE), ("workload priority class", PRIORITY)):
         if name := QUEUE in labels and labels.get(label):
             found[ObjectReference(kind, name)] = None
@@ -210,7 +209,7 @@ def references(job: Json) -> list[ObjectReference]:
     return [one for one in found if one.name not in {"", ".", ".."}]
 
 
-def seconds_to_end(job: Json) -> float:
+def seconds_to_end(job: Job) -> float:
     """The seconds that the job's pods may take to end and be gone."""
     asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
     grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
@@ -251,20 +250,20 @@ def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
     return namesake(target) is not None or owned(target, pod, uid)
 
 
-def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
+def own_pods(job: Job, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
     """The job's own pods, Master first and by index; not those of an earlier job of its name.
 
     Where the namesake is not among what was found (see made_of), the age of the pods decides.
     """
-    target, uid = target_of(job), Object(job).uid
+    target, uid = job.target, job.uid
     if namesake(target):
-        there = [one for one in found if Object(one).name == Object(job).name]
+        there = [one for one in found if Object(one).name == job.name]
         below = made_of(job, there)
         if there and not below:  # an earlier job's: this one has no pods yet
             return ()
         uid = Object(below[0]).uid if below else ""
         if not uid:
-            pods = [pod for pod in pods if Object(pod).created >= Object(job).created]
+            pods = [pod for pod in pods if Object(pod).created >= job.created]
     newest = newest_pods(pod for pod in pods if not uid or owned(target, pod, uid))
     return tuple(newest[replica] for replica in sorted(newest, key=replica_order))
 
@@ -290,14 +289,14 @@ def events_below(target: Target, name: str) -> tuple[str, ...]:
     )
 
 
-def is_below(job: Json, event: Json) -> bool:
+def is_below(job: Job, event: Json) -> bool:
     """Whether an event is about a pod of the job, also one that no longer exists, or Target.made.
 
     Not those from before the job was created.
     """
     about = Object(event).part("involvedObject")
-    target, at = target_of(job), str(about.get("name", ""))
+    target, at = job.target, str(about.get("name", ""))
     if not (target.is_made(job, str(about.get("kind")), at) or target.replica_named(job, at)):
         return False
-    begun = moment(Object(job).created)
+    begun = moment(job.created)
     return begun is None or event_time(event) >= begun

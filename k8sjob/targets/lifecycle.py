@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason, Role, counted
 from k8sjob.kube.objects import Object, is_true, moment, new_event, stamp, training
-from k8sjob.targets.api import JobState, LocalReason
+from k8sjob.targets.api import Job, JobState, LocalReason
 from k8sjob.targets.pytorchjob.operator import (
     JOB_NAME,
     KIND,
@@ -184,7 +184,7 @@ class Lifecycle:
         self.max_restarts, self._node, self.stop_message = max_restarts, node, ""
         self.replicas = tuple(
             Replica(group, index)
-            for group in PyTorchJob().replicas(job)
+            for group in PyTorchJob().replicas(Job(job, PyTorchJob()))
             for index in range(group.count)
         )
         self.name, namespace = Object(job).name, Object(job).namespace

@@ -13,7 +13,7 @@ from k8sjob.errors import field_path
 from k8sjob.findings import Finding
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
-from k8sjob.targets.api import RoleReplicas
+from k8sjob.targets.api import Job, RoleReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,6 +112,11 @@ class ManifestJob:
         self.target, self.place = target, place
         self.data, self.wrong = target.typed(data)
 
+    @cached_property
+    def as_job(self) -> Job:
+        """The object as a job."""
+        return Job.of(self.target, self.data)
+
     def at(self, path: FieldPath, message: str) -> Finding:
         """A finding at a field, or at the nearest thing around it."""
         line, column = self.place(path)
@@ -141,7 +146,7 @@ class ManifestJob:
         if self.target.rules:
             return [
                 ManifestReplica(one.role, one.count, one.path, one.template, one.restart_policy)
-                for one in self.target.replicas(self.data)
+                for one in self.target.replicas(self.as_job)
             ]
         pods = _templates(self.data)
         return [ManifestReplica("Pod", 1, path, template, "") for path, template in pods]

@@ -26,7 +26,7 @@ from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
-from k8sjob.targets.api import Authored, Companion, Made
+from k8sjob.targets.api import Authored, Companion, Job, Made
 from k8sjob.targets.field_types import METADATA, WrongType, fit, shape, type_problems
 from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
@@ -147,29 +147,26 @@ class TrainJob(Indexed):
         """The variables that Trainer does not inject."""
         return {**_without_pet(super()._env(spec)), "MASTER_PORT": str(_PORT)}
 
-    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+    def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
         """Trainer's variables (torch.go, EnforceMLPolicy), and the rank."""
-        name = Object(job).name
         return {
             **super().injected_env(job, role, index),
             "PET_NNODES": str(self._nodes(job)),
             "PET_NPROC_PER_NODE": self.nproc_per_node(job),
-            "PET_MASTER_ADDR": f"{name}{CHILD_NAME}-0.{name}",
+            "PET_MASTER_ADDR": f"{job.name}{CHILD_NAME}-0.{job.name}",
             "PET_MASTER_PORT": str(_PORT),
         }
 
-    def basic_problems(self, job: Json) -> Iterator[Finding]:
+    def basic_problems(self, manifest: Json) -> Iterator[Finding]:
         """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
-        yield from super().basic_problems(job)
-        if _OVERRIDES in Object(job).spec:
+        yield from super().basic_problems(manifest)
+        if _OVERRIDES in Object(manifest).spec:
             message = "Trainer 2.3 no longer has it; move its fields into the Pod template"
             yield invalid(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
 
-    def problems(self, manifest: Json) -> list[Finding]:
+    def job_problems(self, job: Job) -> list[Finding]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
-        if found := list(self.basic_problems(manifest)):
-            return found
-        trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
+        trainer, node = _trainer(job), training(_containers(super()._job(job)))
         at = field_path((*self.job_at, "template", "spec", "containers"))
         taken: list[str] = [key for key in ("image", "command", "args", "resources") if key in node]
         names = {one.get("name") for one in trainer.get("env") or ()}
@@ -177,19 +174,19 @@ class TrainJob(Indexed):
             f"env.{one.get('name')}" for one in node.get("env") or () if one.get("name") in names
         ]
         message = "spec.trainer has another value, which takes precedence; set it in the job spec"
-        name = at_path(manifest, "spec", "runtimeRef", "name")
-        kind = at_path(manifest, "spec", "runtimeRef", "kind")
-        another = (kind, name) != ("TrainingRuntime", Object(manifest).name)
+        reference = job.part("spec", "runtimeRef")
+        kind, name = reference.get("kind"), reference.get("name")
+        another = (kind, name) != ("TrainingRuntime", job.name)
         own = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
-        unnamed = at_path(manifest, "runtime", "metadata", "name") != Object(manifest).name
+        unnamed = job.at("runtime", "metadata", "name") != job.name
         return [
-            *super().problems(manifest),
+            *super().job_problems(job),
             *([invalid("spec.runtimeRef", own)] if another else ()),
             *([invalid("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
             *(invalid(f"{at}[{NODE}].{key}", message) for key in taken),
         ]
 
-    def minimal(self, name: str, pod: Json) -> Json:
+    def minimal(self, name: str, pod: Json) -> Job:
         """One node, with a TrainingRuntime of the same name."""
         named = [{**container, "name": NODE} for container in pod["containers"]]
         template = {"spec": {**pod, "containers": named, "restartPolicy": "Never"}}
@@ -198,37 +195,34 @@ class TrainJob(Indexed):
         node = {"name": NODE, "template": {"metadata": {"labels": labels}, "spec": job}}
         about = {"apiVersion": self.api_version, "metadata": {"name": name}}
         kind = "TrainingRuntime"
-        return {
-            **about,
-            "kind": self.kind,
-            "spec": {"runtimeRef": {"apiGroup": _GROUP, "kind": kind, "name": name}},
-            "runtime": {
-                **about,
-                "kind": kind,
-                "spec": {"template": {"spec": {"replicatedJobs": [node]}}},
-            },
-        }
+        runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
+        reference = {"apiGroup": _GROUP, "kind": kind, "name": name}
+        return Job(
+            {**about, "kind": self.kind, "spec": {"runtimeRef": reference}},
+            self,
+            {**about, "kind": kind, "spec": runtime},
+        )
 
-    def refused(self, name: str, pod: Json) -> Json:
+    def refused(self, name: str, pod: Json) -> Job:
         """With two replicas of the replicated Job in the runtime.
 
         A TrainJob without its runtime may be refused by Kueue's webhook before Trainer's.
         """
-        made = self.minimal(name, pod)
-        (node,) = at_path(made, *_SET, "replicatedJobs")
+        job = self.minimal(name, pod)
+        (node,) = job.at(*_SET, "replicatedJobs")
         node["replicas"] = 2
-        return made
+        return job
 
     # --- a job
 
-    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
+    def is_training(self, job: Job) -> bool:  # noqa: ARG002 - each is
         """Yes."""
         return True
 
-    def _job(self, job: Json) -> Json:
+    def _job(self, job: Job) -> Json:
         """The Job that was made of it; before that, what its runtime and itself say of it."""
-        if made := Object(job).part("child").get("spec"):
-            return dict(made)
+        if job.child is not None and (spec := Object(job.child).spec):
+            return dict(spec)
         trainer, base = _trainer(job), super()._job(job)
         template, containers = Object(base).part("template"), _containers(base)
         node = training(containers)
@@ -240,32 +234,32 @@ class TrainJob(Indexed):
         spec = {**Object(template).spec, "containers": [{**node, "name": NODE, **own}, *others]}
         return {**base, "template": {**template, "spec": spec}}
 
-    def _nodes(self, job: Json) -> int:
+    def _nodes(self, job: Job) -> int:
         return int(_trainer(job).get("numNodes") or super()._nodes(job))
 
-    def nproc_per_node(self, job: Json) -> str:
+    def nproc_per_node(self, job: Job) -> str:
         """spec.trainer.numProcPerNode, or what was injected."""
         return str(_trainer(job).get("numProcPerNode") or super().nproc_per_node(job))
 
-    def active_deadline(self, job: Json) -> int | None:
+    def active_deadline(self, job: Job) -> int | None:
         """The shorter deadline: its own, or its Job's."""
-        given = (Object(job).spec.get("activeDeadlineSeconds"), super().active_deadline(job))
+        given = (job.spec.get("activeDeadlineSeconds"), super().active_deadline(job))
         return min((seconds for seconds in given if seconds is not None), default=None)
 
-    def written(self, job: Json) -> Json:
+    def written(self, job: Job) -> Json:
         """The spec without what Kueue adds to it."""
-        spec = dict(Object(job).spec)
+        spec = dict(job.spec)
         patches = spec.pop("runtimePatches", None) or ()
         theirs = [patch for patch in patches if patch.get("manager") != _KUEUE]
         return {**spec, "runtimePatches": theirs} if theirs else spec
 
 
-def _trainer(job: Json) -> Json:
-    return Object(job).part("spec", "trainer")
+def _trainer(job: Job) -> Json:
+    return job.part("spec", "trainer")
 
 
-def _containers(job: Json) -> list[Json]:
-    return list(Object(job).part("template", "spec").get("containers") or ())
+def _containers(spec: Json) -> list[Json]:
+    return list(Object(spec).part("template", "spec").get("containers") or ())
 
 
 def _without_pet(variables: dict[str, str]) -> dict[str, str]:
@@ -282,7 +276,7 @@ class TrainJobReader(IndexedReader):
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
-        given, spec = Object(job).spec, self.target.written(job)
+        given, spec = Object(job).spec, self.target.written(Job(job, self.target))
         job["spec"] = spec
         reference = spec.get("runtimeRef") or {}
         kind, name = reference.get("kind") or _KIND, reference.get("name")

@@ -25,7 +25,7 @@ from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import has_ended, replica_names, sent
+from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import clock
 from k8sjob.view.json_output import job_document
 from k8sjob.yamldoc import dump
@@ -103,7 +103,7 @@ PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
     "why": lambda entry, snapshot: [as_data(one) for one in findings(entry.backend, snapshot)],
     "timing": timing,
     "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
-    "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},
+    "manifest": lambda _entry, snapshot: {"text": dump(snapshot.job.raw)},
 }
 """What the page asks of a job: the part's name, and the function that reads it."""
 

@@ -18,6 +18,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import job_of
 from k8sjob.view.json_output import progress_of, state_document
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.kube.client.listwatch import CollectionChange
+    from k8sjob.targets.api import Job
 
 LOCAL_SECONDS: Final = 1.0
 """Seconds between checks of the jobs on this machine, at least."""
@@ -174,13 +176,13 @@ class Jobs:
         for change in changes:
             match change.kind:
                 case Kind.ADDED | Kind.MODIFIED:
-                    snapshot = Snapshot(change.object, skew=backend.transport.skew)
+                    snapshot = Snapshot(job_of(change.object), skew=backend.transport.skew)
                     key = self._put(CLUSTER, backend, snapshot)
                     if listed is not None:
                         listed.add(key)
                 case Kind.DELETED:
                     with self._lock:
-                        self._entries.pop(_key(CLUSTER, change.object), None)
+                        self._entries.pop(_key(CLUSTER, job_of(change.object)), None)
                 case Kind.SYNCED:
                     self._unread.discard(CLUSTER)
                     self.problems.pop(CLUSTER, None)
@@ -243,8 +245,8 @@ class Jobs:
             self.problems.pop(place, None)
 
 
-def _key(place: str, job: dict[str, Any]) -> str:
-    return f"{place}:{JobRef.of(job).uid}"
+def _key(place: str, job: Job) -> str:
+    return f"{place}:{job.uid}"
 
 
 def clock(backend: Backend, snapshot: Snapshot) -> dict[str, Any]:

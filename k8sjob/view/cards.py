@@ -13,7 +13,6 @@ from k8sjob.observe.status import JobStatus
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import Part
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -58,15 +57,15 @@ def _value(value: Any) -> str:
 
 def _plan(plan: Plan) -> str:
     """What would be created."""
-    beside = [plan.companion] if plan.companion else []
+    *beside, _ = plan.job.objects
     rows = {
         "image": plan.image,
         "replicas": f"{plan.spec.nnodes} x {counted(plan.spec.nproc_per_node, 'process', 'es')}",
         "folder": plan.folder,
         "with it": ", ".join(f"{manifest['kind']} {Object(manifest).name}" for manifest in beside),
     }
-    objects = "---\n".join(dump(manifest) for manifest in (*beside, sent(plan.manifest)))
-    subtitle = f"plan of a {plan.manifest['kind']}"
+    objects = "---\n".join(dump(manifest) for manifest in plan.job.objects)
+    subtitle = f"plan of a {plan.job.target.kind}"
     return card(plan.spec.name, rows, folded("manifest", objects), subtitle=subtitle)
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.contract import Event, EventKind
-from k8sjob.kube.objects import Object
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import replay, watch
 from k8sjob.targets.api import JobState
@@ -121,7 +120,7 @@ def _since_resume(
     For jobs of this machine: in a cluster the nodes' clocks may differ from that of the condition,
     and the output before it is gone with the Pods.
     """
-    suspended, mark = Object(snapshot.job).condition("Suspended"), list[Event]()
+    suspended, mark = snapshot.job.condition("Suspended"), list[Event]()
     resumed = suspended.since if suspended.false else None
     since = resumed.timestamp() if resumed else 0.0
     for batch in event_batches:

@@ -20,7 +20,7 @@ from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import pod_specs, target_of
+from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.lines import duration, position, started
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 WAIT_S: Final = 3.0
 """Seconds after which jobs that have not answered are left out."""
@@ -59,7 +60,7 @@ def job_document(snapshot: Snapshot, progress: JobProgress | None = None) -> dic
     status, made_of = job_status(snapshot), provenance(snapshot.job)
     return {
         **state_document(status),
-        "kind": target_of(snapshot.job).kind,
+        "kind": snapshot.job.target.kind,
         "image": image(snapshot.job),
         "origin": made_of.as_dict() if made_of else None,
         "counts": dict(status.counts),
@@ -71,16 +72,16 @@ def job_document(snapshot: Snapshot, progress: JobProgress | None = None) -> dic
     }
 
 
-def image(job: Json) -> str | None:
+def image(job: Job) -> str | None:
     """The image that the manifest gives the job's first replica."""
     for _, _, spec in pod_specs(job):
         return training(spec.get("containers")).get("image")
     return None
 
 
-def provenance(job: Json) -> Provenance | None:
+def provenance(job: Job) -> Provenance | None:
     """The provenance of the image, if the job has it and still runs that image."""
-    annotations = Object(job).annotations
+    annotations = job.annotations
     origin = Provenance.decode(annotations.get(IMAGE_ORIGIN))
     return origin if origin and origin.image == image(job) else None
 

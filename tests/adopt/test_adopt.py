@@ -23,7 +23,7 @@ def adopted(text):
     """The spec of a manifest, after the proof that it means the same."""
     made = adopt(text if isinstance(text, str) else dump(text)).spec
     if not isinstance(text, str):
-        assert same_meaning(manifest(made), text)
+        assert same_meaning(manifest(made).document, text)
     return made
 
 
@@ -138,7 +138,7 @@ def test_replicas_that_differ():
     master = manifest_["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
     master |= {"resources": {"limits": {"cpu": 2}}, "image": "registry/other:1"}
     made = adopt(dump(manifest_))
-    assert same_meaning(manifest(made.spec), manifest_)
+    assert same_meaning(manifest(made.spec).document, manifest_)
     assert made.spec.resources.cpu == "8"
     master = made.spec.overlay["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     assert master["containers"][0]["resources"]["limits"] == {"cpu": "2"}
@@ -150,7 +150,9 @@ def test_an_entrypoint_that_only_the_image_knows():
     made = adopt(dump(job({"command": None, "args": ["--epochs", "5"]})))
     assert made.spec.run.command[0] == "sh"
     assert made.spec.run.args == ("--epochs", "5")
-    rendered = manifest(made.spec)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    rendered = manifest(made.spec).document["spec"]["pytorchReplicaSpecs"]["Worker"]["template"][
+        "spec"
+    ]
     assert "command" not in rendered["containers"][0]
     assert any("entrypoint" in note for note in made.notes)
 
@@ -211,7 +213,7 @@ def test_variables_keep_their_meaning_and_their_order():
     ]
     made = adopted(job({"env": env}))
     assert made.run.env == {}
-    rendered = manifest(made)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    rendered = manifest(made).document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     names = [variable["name"] for variable in rendered["containers"][0]["env"]]
     assert names.index("HOST") < names.index("LOGS")
     assert adopted(job({"env": env[2:]})).run.env == {"PRICE": "$(5)"}
@@ -262,7 +264,7 @@ def test_what_servers_wrote_is_left_out_and_reported():
 def test_what_submit_has_noted_about_the_image_is_left_out():
     origin = Provenance("registry/train@sha256:1", "b", "b", "linux/amd64", ())
     spec = adopted(job())
-    noted = yamldoc.parse(yamldoc.dump(manifest(spec, provenance=origin))).data
+    noted = yamldoc.parse(yamldoc.dump(manifest(spec, provenance=origin).document)).data
     assert IMAGE_ORIGIN in noted["metadata"]["annotations"]
     assert adopted(noted) == spec
 

@@ -16,9 +16,9 @@ from k8sjob.adopt.equivalence import config_of
 from k8sjob.errors import SpecError
 from k8sjob.kube.objects import QUEUE
 from k8sjob.rendering import render
-from k8sjob.rendering.manifest import companion, manifest
+from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import TARGETS, reader_of, sent
+from k8sjob.targets.jobs import TARGETS, reader_of
 from k8sjob.yamldoc import dump, parse, parse_all
 
 
@@ -28,7 +28,7 @@ def test_any_manifest_is_rendered_with_its_meaning(job):
     adopted = adopt(dump(job))
     written = JobSpec.from_yaml(adopted.spec.to_yaml())
     assert written == adopted.spec
-    assert same_meaning(manifest(written), job)
+    assert same_meaning(manifest(written).document, job)
 
 
 @given(job_specs(), st.sampled_from(TARGETS))
@@ -39,16 +39,14 @@ def test_what_k8sjob_rendered_comes_back(spec, target):
     rendered = render(spec)
     again = adopt(rendered).spec
     assert same_meaning(authored(again), authored(spec))
-    assert config_of(manifest(again)) == config_of(manifest(spec))
+    assert config_of(manifest(again).document) == config_of(manifest(spec).document)
     assert adopt(render(again)).spec == again
 
 
 def authored(spec):
     """The job that a spec renders, in the layout in which kinds are compared."""
-    job = manifest(spec)
-    return (
-        reader_of(job).authored(sent(job), [beside] if (beside := companion(spec, job)) else []).job
-    )
+    *beside, job = manifest(spec).objects
+    return reader_of(job).authored(job, beside).job
 
 
 def leaves(value, path=()):

@@ -23,7 +23,7 @@ from k8sjob.errors import BackendError, JobTooLarge, K8sJobError
 from k8sjob.jobs.result import read_reached
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.targets.jobs import replica_names
+from k8sjob.targets.jobs import job_of, replica_names
 
 STAMP = "2026-01-01T00:05:00.000000000Z"
 
@@ -33,7 +33,7 @@ class Seen:
 
     def __init__(self, seen, lines=()):
         at = datetime.fromisoformat(seen["now"])
-        self.shown = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []), at)
+        self.shown = Snapshot(job_of(seen["job"]), seen.get("pods", []), seen.get("events", []), at)
         self.found, self.output, self.lines = seen.get("related", []), seen.get("logs", {}), lines
 
     def snapshot(self, _ref):
@@ -96,7 +96,7 @@ def test_output_is_read_as_it_was_written(tmp_path):
     ]
     record = written(recorded(), tmp_path / "job.k8sjob", lines)
     ref = record.find("any")
-    assert ref == JobRef.of(recorded()["job"])
+    assert ref == JobRef.of(job_of(recorded()["job"]))
     assert list(record.logs(ref, "master-0"))[:4] == lines
     assert list(record.logs(ref, "master-0", previous=True)) == lines[1:2]
 
@@ -419,7 +419,7 @@ class TestRecordsThatAreKept:
     def test_output_of_a_pod_that_is_gone_stays_from_the_record_before(self, monkeypatch):
         """At the backoff limit the operator deletes the Pods, and their output goes with them."""
         seen, ref = recorded("leftover"), JobRef("digits", "team", "12345678")
-        name, *_ = replica_names(seen["job"])
+        name, *_ = replica_names(job_of(seen["job"]))
         lost = LogLine(name, 0, STAMP, "the pod is gone", gap=True)
         Records().keep(Seen(seen, [lost]), ref)
         assert [line.text for line in Records().open(ref).logs(ref, name)] == ["the pod is gone"]
@@ -438,7 +438,7 @@ class TestRecordsThatAreKept:
     def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
         monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)
         seen = recorded("leftover")
-        names = replica_names(seen["job"])
+        names = replica_names(job_of(seen["job"]))
         labels = seen["pods"][-1]["metadata"]["labels"]
         labels["training.kubeflow.org/replica-type"] = names[-1].rpartition("-")[0]
         labels["training.kubeflow.org/replica-index"] = names[-1].rpartition("-")[2]

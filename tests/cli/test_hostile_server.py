@@ -105,7 +105,7 @@ def test_an_object_that_is_none_is_left_out_with_one_warning(items, caplog):
     backend = ClusterBackend(transport)
     for _ in range(2):
         (snapshot,) = backend.jobs(pods=True)
-        assert snapshot.job["metadata"]["name"] == transport.name
+        assert snapshot.job.raw["metadata"]["name"] == transport.name
     (warning,) = caplog.messages
     assert "pytorchjobs in namespace" in warning
     assert "of https://hostile (context hostile): 1 of 2 objects are left out; of" in warning
@@ -148,4 +148,4 @@ def test_events_of_a_watch_are_checked_and_the_others_are_collected(tmp_path, mo
     Collector(backend, Records(), None, (), lambda _: None).run(changes, stop)
     assert "an object is left out; of '' it is [], not a mapping" in caplog.text
     (kept,) = tmp_path.glob("records/*/*.k8sjob")
-    assert RecordBackend(kept).snapshot(None).job["metadata"]["name"] == transport.name
+    assert RecordBackend(kept).snapshot(None).job.raw["metadata"]["name"] == transport.name

@@ -8,6 +8,7 @@ from k8sjob.cli.logs import Saver, _event_text, _waiting
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.status import job_status
+from k8sjob.targets.jobs import job_of
 
 AT = "2026-01-01T00:00:00.000000000Z"
 
@@ -178,7 +179,7 @@ def test_replicas_that_wait_for_the_same_are_named_together():
     pending = {"status": {"phase": "Pending", "conditions": [unschedulable]}}
     pods = [trainings.pod(name, 0) | pending for name in ("master-0", "worker-0")]
     job = trainings.job(end=1, state="Created", workers=2)
-    status = job_status(Snapshot(job, pods))
+    status = job_status(Snapshot(job_of(job), pods))
     assert list(_waiting(status, ("master-0", "worker-0", "worker-1"))) == [
         "master-0 and 1 more: there is no output (Unschedulable); -f waits for it",
         "worker-1: there is no output (it has no pod, the job is Created); -f waits for it",

@@ -16,6 +16,7 @@ from k8sjob.cli.output import line, reported, table
 from k8sjob.errors import BackendError, JobFailed, JobNotFound, K8sJobError, SpecError
 from k8sjob.findings import invalid
 from k8sjob.observe.status import job_status
+from k8sjob.targets.jobs import job_of
 
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x9b2J\u202eok\r\n\x1b[31m"
 CLI = Path(k8sjob.cli.__file__).parent
@@ -69,9 +70,9 @@ def test_one_long_name_wraps_no_other_row(capsys, monkeypatch):
 
 
 def test_the_replicas_of_a_job_that_has_failed_are_not_none():
-    snapshot = Snapshot(trainings.job(end=1, state="Failed", workers=3))
+    snapshot = Snapshot(job_of(trainings.job(end=1, state="Failed", workers=3)))
     assert "4 removed" in _row(job_status(snapshot), snapshot, None, wide=False)
-    del snapshot.job["status"]["startTime"]  # suspended to the end: it never had any
+    del snapshot.job.raw["status"]["startTime"]  # suspended to the end: it never had any
     assert "none" in _row(job_status(snapshot), snapshot, None, wide=False)
 
 

@@ -77,12 +77,12 @@ def test_a_generated_name(k8sjob, api, file):
 
 def test_a_dry_run_of_the_client_asks_no_cluster(k8sjob, file):
     done = k8sjob("submit", file, "--dry-run=client", "-o", "yaml")
-    assert yaml.safe_load(done.out) == manifest(load(file))
+    assert yaml.safe_load(done.out) == manifest(load(file)).document
     done = k8sjob("submit", file, "--dry-run=client", "-n", "red", "-o", "json")
     shown = json.loads(done.out)
     assert list(shown["metadata"])[:2] == ["name", "namespace"]
     assert shown["metadata"].pop("namespace") == "red"
-    assert shown == manifest(load(file))
+    assert shown == manifest(load(file)).document
     assert k8sjob("submit", file, "--dry-run=client").out == "tiny created (dry run)\n"
     assert k8sjob("submit", file, "--dry-run=client", "-n", "red", "-o", "name").out == "red/tiny\n"
 

@@ -26,6 +26,7 @@ from needs import lacking
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.rendering import write_context
+from k8sjob.targets.jobs import job_of
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
 BASE = "K8SJOB_TEST_BASE"
@@ -307,7 +308,7 @@ def created(cluster, namespace, pytorchjob):
 
     def create(*args, **options):
         backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
-        return backend, JobRef.of(backend.create_manifest(pytorchjob(*args, **options)))
+        return backend, JobRef.of(backend.create_manifest(job_of(pytorchjob(*args, **options))))
 
     return create
 

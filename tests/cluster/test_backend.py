@@ -8,6 +8,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.targets.jobs import job_of
 
 SLEEP = ["sh", "-c", "trap 'exit 143' TERM; sleep 300 & wait"]
 CLIENTS = ("python", "kubectl")
@@ -33,7 +34,7 @@ def reached(backend, ref, state):
 
 
 def test_suspend_resume_and_delete(backend, manifest, eventually):
-    ref = JobRef.of(backend.create_manifest(manifest(command=SLEEP)))
+    ref = JobRef.of(backend.create_manifest(job_of(manifest(command=SLEEP))))
     eventually(reached(backend, ref, JobState.RUNNING), "its start")
     backend.suspend(ref, value=True)
     eventually(reached(backend, ref, JobState.SUSPENDED), "its pause")
@@ -42,12 +43,12 @@ def test_suspend_resume_and_delete(backend, manifest, eventually):
     eventually(reached(backend, ref, JobState.RUNNING), "its return")
     backend.delete(ref)
     backend.wait_for_pods(ref, 60)
-    again = JobRef.of(backend.create_manifest(manifest(command=SLEEP)))
+    again = JobRef.of(backend.create_manifest(job_of(manifest(command=SLEEP))))
     assert again.uid != ref.uid
     with pytest.raises(JobNotFound):
         backend.delete(ref)
     assert backend.find("one") == again, "the newer one of its name stays"
-    assert [s.job["metadata"]["uid"] for s in backend.jobs()] == [again.uid]
+    assert [s.job.raw["metadata"]["uid"] for s in backend.jobs()] == [again.uid]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_what_the_cluster_does_not_take(backend, manifest, change, words):
     change(wrong)
     for attempt in (backend.dry_run, backend.create_manifest):
         with pytest.raises(BackendError) as told:
-            attempt(wrong)
+            attempt(job_of(wrong))
         assert words in str(told.value)
     assert backend.jobs() == []
 
@@ -77,7 +78,7 @@ def test_warnings_of_pods_come_by_the_watch(backend, manifest):
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "nowhere"}}]
     pod["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     pod["volumes"] = [{"name": "data", "configMap": {"name": "settings"}}]
-    ref = JobRef.of(backend.create_manifest(wrong))
+    ref = JobRef.of(backend.create_manifest(job_of(wrong)))
     deadline = time.monotonic() + 60
     for snapshot in backend.watch(ref):
         assert time.monotonic() < deadline
@@ -95,7 +96,7 @@ def test_of_a_secret_nothing_is_read(backend, manifest, cluster, namespace):
     wanting = manifest(workers=0, command=SLEEP)
     pod = wanting["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "wandb"}}]
-    ref = JobRef.of(backend.create_manifest(wanting))
+    ref = JobRef.of(backend.create_manifest(job_of(wanting)))
     (secret,) = [o for o in backend.related(backend.snapshot(ref)) if o["kind"] == "Secret"]
     assert secret["metadata"]["name"] == "wandb"
     assert "data" not in secret

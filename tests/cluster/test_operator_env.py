@@ -37,7 +37,7 @@ def test_replicas_get_the_environment_that_was_predicted(
     cluster, namespace, get, eventually, fields
 ):
     spec = job(cluster, **fields)
-    document = manifest(spec)
+    document = manifest(spec).document
     replicas = {
         (role, index)
         for role, replica in document["spec"]["pytorchReplicaSpecs"].items()
@@ -114,7 +114,7 @@ def refusal(cluster, namespace, document):
 
 @pytest.mark.parametrize(("path", "value"), REFUSED)
 def test_what_we_refuse_the_webhook_refuses_for_the_same_field(cluster, team, path, value):
-    document = changed(manifest(job(cluster, replicas={"workers": 3})), path, value)
+    document = changed(manifest(job(cluster, replicas={"workers": 3})).document, path, value)
     detail = refusal(cluster, team, document)
     assert "denied the request" in detail
     problems = webhook_problems(document)
@@ -125,7 +125,7 @@ def test_what_we_refuse_the_webhook_refuses_for_the_same_field(cluster, team, pa
 
 @pytest.mark.parametrize(("path", "value"), ACCEPTED)
 def test_what_we_accept_the_webhook_accepts(cluster, team, path, value):
-    document = changed(manifest(job(cluster, replicas={"workers": 3})), path, value)
+    document = changed(manifest(job(cluster, replicas={"workers": 3})).document, path, value)
     assert webhook_problems(document) == []
     assert refusal(cluster, team, document) == ""
 

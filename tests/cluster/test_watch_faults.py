@@ -15,6 +15,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.targets.jobs import job_of
 
 CLIENTS = ("python", "kubectl")
 PODS = "/api/v1/namespaces/{}/pods"
@@ -62,7 +63,7 @@ class Watcher(threading.Thread):
         return not self.is_alive()
 
     def labels(self):
-        return self.snapshot.job["metadata"].get("labels", {})
+        return self.snapshot.job.raw["metadata"].get("labels", {})
 
     def reasons(self):
         return [event["reason"] for event in self.snapshot.events]
@@ -102,7 +103,7 @@ def running(manifest, watch, eventually):
     """Begins a long job and a watch of it."""
 
     def begin(backend):
-        ref = JobRef.of(backend.create_manifest(manifest("sleep", "300")))
+        ref = JobRef.of(backend.create_manifest(job_of(manifest("sleep", "300"))))
         watcher = watch(backend, ref)
         eventually(lambda: watcher.state() is JobState.RUNNING or watcher.over(), "its start")
         assert watcher.state() is JobState.RUNNING, watcher.snapshot
@@ -112,7 +113,7 @@ def running(manifest, watch, eventually):
 
 
 def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, eventually):
-    ref = JobRef.of(backend.create_manifest(manifest("sleep", "6")))
+    ref = JobRef.of(backend.create_manifest(job_of(manifest("sleep", "6"))))
     watcher = watch(backend, ref)
     eventually(lambda: watcher.state() is JobState.RUNNING, "its start")
     bed.kill("apiserver")
@@ -132,11 +133,11 @@ def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, ev
 def test_without_the_operator_nothing_is_made_and_what_is_there_can_go(
     bed, backend, manifest, eventually
 ):
-    ref = JobRef.of(backend.create_manifest(manifest("sleep", "300")))
+    ref = JobRef.of(backend.create_manifest(job_of(manifest("sleep", "300"))))
     eventually(lambda: backend.snapshot(ref).pods, "its pod")
     bed.stop("operator")
     for attempt in (
-        lambda: backend.create_manifest(manifest("true", name="two")),
+        lambda: backend.create_manifest(job_of(manifest("true", name="two"))),
         lambda: backend.suspend(ref, value=True),
     ):
         with pytest.raises(BackendError, match="the training operator does not respond"):

@@ -17,6 +17,7 @@ from k8sjob.backends.cluster import connect
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.targets.jobs import job_of
 
 pytestmark = pytest.mark.cluster
 
@@ -401,7 +402,7 @@ class Ward:
         text = json.dumps(manifest)
         for key, value in self.words.items():
             text = text.replace(f"{{{key}}}", str(value))
-        return JobRef.of(self.backend(kind).create_manifest(json.loads(text)))
+        return JobRef.of(self.backend(kind).create_manifest(job_of(json.loads(text))))
 
     def why(self, name, kind=""):
         backend = self.backend(kind)
@@ -573,7 +574,7 @@ PROVOKED = {"again": submit_again, "deleted": delete, "drained": drain, "preempt
 def test_an_operator_that_is_gone(bed, namespace, eventually):
     backend = connect(kubeconfig=bed.kubeconfig, namespace=namespace)
     text = json.dumps(job("orphan", RUNS)).replace("{base}", bed.base_image)
-    ref = JobRef.of(backend.create_manifest(json.loads(text)))
+    ref = JobRef.of(backend.create_manifest(job_of(json.loads(text))))
     eventually(lambda: job_status(backend.snapshot(ref)).state == JobState.RUNNING, "the job")
     bed.stop("operator")
     bed.kubectl("delete", "pod", "orphan-master-0", "-n", namespace, "--now")
@@ -595,7 +596,7 @@ def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):
     bed.stop("registry")
     asks = job("pulls", replicas(container(FOR_EVER, imagePullPolicy="Always")))
     asks = json.loads(json.dumps(asks).replace("{base}", bed.base_image))
-    ref = JobRef.of(backend.create_manifest(asks))
+    ref = JobRef.of(backend.create_manifest(job_of(asks)))
 
     def first():
         found = diagnose(backend.snapshot(ref), {})
@@ -612,7 +613,7 @@ def test_the_command_and_hostile_words(cluster, namespace, eventually):
     backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
     script = r"printf 'ValueError: \033]0;evil\007<b>no</b>\n' > /dev/termination-log; exit 3"
     text = json.dumps(job("hostile", replicas(container(script), restart="Never")))
-    backend.create_manifest(json.loads(text.replace("{base}", cluster.base_image)))
+    backend.create_manifest(job_of(json.loads(text.replace("{base}", cluster.base_image))))
     failed = lambda: job_status(backend.snapshot(backend.find("hostile"))).state  # noqa: E731
     eventually(lambda: failed() == JobState.FAILED, "its end")
 

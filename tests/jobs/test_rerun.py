@@ -20,7 +20,7 @@ def test_a_job_of_a_cluster_once_more(target):
         policy={"restart_policy": "ExitCode"},
         volumes=[{"name": "data", "mount": "/data", "pvc": "data"}],
     )
-    again = plan_there(plan_job(spec).manifest).spec
+    again = plan_there(plan_job(spec).job).spec
     assert again.name.startswith("digits-")
     folder = f"/data/checkpoints/{again.name}"
     assert again == spec.with_(name=again.name, checkpoint={"dir": folder})

@@ -113,7 +113,7 @@ HANDLED = [
 
 def why(end, lines, *, namespace="ns", **options):
     job = snapshot("Failed:x:y", pods=[failed("worker-0", end)], **options)
-    job.job["metadata"]["namespace"] = namespace
+    job.job.raw["metadata"]["namespace"] = namespace
     (finding,) = diagnose(job, {"worker-0": lines})
     return finding
 

@@ -72,7 +72,7 @@ def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=N
             if number and cluster.later:
                 waiting.until(lambda: said, 20)
                 cluster.later()
-            yield CollectionChange(kind, cluster.found.job)
+            yield CollectionChange(kind, cluster.found.job.raw)
         waiting.until(lambda: (until or bool)(said), 20)
 
     Collector(cluster, records or Records(), sent, occasions, said.append).run(changes(), stop)
@@ -88,7 +88,7 @@ def now(*conditions, pod, minutes=0):
     """A snapshot whose conditions have just become true."""
     found = snapshot(*conditions, pods=[pod], replicas=MASTER)
     at = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for one in found.job["status"]["conditions"]:
+    for one in found.job.raw["status"]["conditions"]:
         one["lastTransitionTime"] = at
     return found
 
@@ -121,7 +121,7 @@ def test_a_message_has_no_credential_of_the_output():
     for number, text in enumerate(urls):
         job = JobRef(f"job{number}", "ns", f"{number:08}")
         cluster = Cluster(now("Failed", pod=FAILED), [line("master-0", f"ValueError: {text}")])
-        cluster.found.job["metadata"] |= {"name": job.name, "uid": job.uid}
+        cluster.found.job.raw["metadata"] |= {"name": job.name, "uid": job.uid}
         collect(cluster, Kind.ADDED, sent=sent)
     assert len(sent) == len(urls)
     assert "ValueError: https://[hidden]@host/path" in sent[0]
@@ -149,7 +149,7 @@ def test_a_job_chooses_what_it_is_reported_for(note, count):
     sent = Sent()
     found = now("Succeeded", pod=SUCCEEDED)
     if note is not None:
-        found.job["metadata"]["annotations"] = {"k8sjob/notify": note}
+        found.job.raw["metadata"]["annotations"] = {"k8sjob/notify": note}
     collect(Cluster(found), Kind.ADDED, sent=sent)
     assert [one.partition("\n")[0] for one in sent] == ["ns/job succeeded"] * count
 

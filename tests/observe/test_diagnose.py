@@ -32,6 +32,7 @@ from k8sjob.kube.objects import stamp
 from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.diagnose.finding import without_replica
 from k8sjob.observe.diagnose.output import since_training
+from k8sjob.targets.jobs import job_of
 
 ALL = ("master-0", "worker-0", "worker-1")
 PAST = "Failed:x:Job j has failed because"
@@ -141,7 +142,7 @@ def test_a_container_that_ended(row):
 def test_a_package_that_was_found_need_not_be_installed(namespace, more):
     """Python names the first part that it does not find."""
     state = snapshot("Failed:x:why", pods=[make_pod("master-0", "Failed", terminated=ended(1))])
-    state.job["metadata"]["namespace"] = namespace
+    state.job.raw["metadata"]["namespace"] = namespace
     (finding,) = diagnose(state, {"master-0": [f"{NO_MODULE} 'utils.data'{more}"]})
     assert "no module named 'utils.data'" in finding.message
     assert finding.next_step.startswith("'utils' was found, but not that module in it")
@@ -524,9 +525,9 @@ def test_a_job_that_its_jobset_has_made_after_all_is_no_problem(note):
     meta = {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": at("09:58")}
     job = {"kind": "JobSet", "metadata": {**meta, "labels": {}}, "spec": {}, "status": {}}
     child = {"metadata": {"name": "job-node-0"}, "spec": {"completions": 2}, "status": {}}
-    refused_alone = diagnose(Snapshot(job, (), (refusal,)), {}, (), now=NOW)
+    refused_alone = diagnose(Snapshot(job_of(job), (), (refusal,)), {}, (), now=NOW)
     assert [finding.id for finding in refused_alone] in (["name-taken"], ["webhook"])
-    made = diagnose(Snapshot({**job, "child": child}, (), (refusal,)), {}, (), now=NOW)
+    made = diagnose(Snapshot(job_of({**job, "child": child}), (), (refusal,)), {}, (), now=NOW)
     assert {finding.id for finding in made} <= {"waiting", "operator-silent"}
 
 
@@ -566,7 +567,7 @@ def test_the_cause_of_a_deadline_comes_first():
 def test_endless_recreation_of_a_pod_is_reported():
     event = about_job("ExitedWithCode", "Pod: ns.job-worker-0 exited with code 137", count=34)
     job = snapshot("Running", pods=running("worker-0"), events=[event], replicas=WORKER)
-    job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
+    job.job.raw["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
     (finding,) = diagnose(job, {}, now=NOW)
     assert finding.message.endswith("it is running again; its pod was recreated 34 times")
     assert "policy.max_restarts" in finding.next_step
@@ -912,7 +913,7 @@ def test_a_training_that_succeeds_again_and_again(state):
 def doomed(*conditions, finalizer, **options):
     """The findings about a job whose deletion was asked for."""
     job = snapshot(*conditions, **options)
-    job.job["metadata"] |= {"deletionTimestamp": at("09:14"), "finalizers": [finalizer]}
+    job.job.raw["metadata"] |= {"deletionTimestamp": at("09:14"), "finalizers": [finalizer]}
     return diagnose(job, {}, now=NOW)
 
 
@@ -1136,7 +1137,7 @@ def test_in_an_elastic_group_the_replica_that_wrote_last_has_rank_0():
     logs = {"master-0": [line("progress", 90, step=3), *starts], "worker-0": [waits]}
     seen = snapshot("Running", pods=running(*ALL), deadline=None)
     assert diagnose(seen, logs, now=NOW) == []
-    seen.job["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
+    seen.job.raw["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
     (finding,) = diagnose(seen, logs, now=NOW)
     assert finding.id == "no-progress"
     logs["master-0"].append(line("progress", 20, step=4))  # rank 0 is there now

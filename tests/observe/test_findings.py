@@ -10,6 +10,7 @@ from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import Records
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.findings import findings, findings_to_keep
+from k8sjob.targets.jobs import job_of
 
 LIMIT = {"type": "Failed", "status": "True", "reason": "PyTorchJobFailed"}
 LIMIT |= {"message": "Job has failed because it has reached the specified backoff limit"}
@@ -23,7 +24,7 @@ class Recorded:
     def __init__(self, name):
         seen = RECORDED[name]
         moment = datetime.fromisoformat(seen["now"])
-        self.shown = Snapshot(seen["job"], seen["pods"], seen["events"], moment)
+        self.shown = Snapshot(job_of(seen["job"]), seen["pods"], seen["events"], moment)
         self.lines = seen["logs"]
 
     def related(self, _snapshot):
@@ -46,9 +47,9 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
     cluster, records = Recorded(name), Records()
     ref = JobRef.of(cluster.shown.job)
     records.keep(cluster, ref, cluster.shown, findings_to_keep)
-    metadata = {**cluster.shown.job["metadata"], **end}
-    job = {**cluster.shown.job, "metadata": metadata}
-    job["status"] = {"conditions": [] if end else [LIMIT]}
+    metadata = {**cluster.shown.job.raw["metadata"], **end}
+    status = {"conditions": [] if end else [LIMIT]}
+    job = job_of({**cluster.shown.job.raw, "metadata": metadata, "status": status})
     cluster.lines = {}
     for _ in range(2):  # it stays, once
         gone = replace(cluster.shown, job=job, pods=(), events=())
@@ -64,7 +65,7 @@ def test_a_job_that_is_deleted_says_what_had_failed():
     failed = make_pod("worker-0", terminated=ended(1, "ValueError: no"), dying=True)
     killed = make_pod("master-0", terminated=ended(143, time="09:20"), dying=True)
     running = snapshot("Running", pods=[killed, failed])
-    running.job["metadata"]["deletionTimestamp"] = at("09:14")
+    running.job.raw["metadata"]["deletionTimestamp"] = at("09:14")
     causes = [(one.id, one.replica) for one in diagnose(running, {}, now=NOW)]
     assert causes[:2] == [("deleting", ""), ("crash", "worker-0")]
     assert ("crash", "master-0") not in causes
@@ -79,5 +80,5 @@ def test_a_jobs_condition_has_the_exit_code_of_a_pod_that_is_gone():
     node = {"name": "node", "template": {"spec": {"completions": 2, "parallelism": 2}}}
     job = make_jobset(node, condition=failed)
     job["child"] = {"kind": "Job", "status": {"conditions": [policy]}}
-    finding, *_ = diagnose(replace(snapshot(), job=job), {}, now=NOW)
+    finding, *_ = diagnose(replace(snapshot(), job=job_of(job)), {}, now=NOW)
     assert (finding.id, finding.replica) == ("killed", "worker-0")

@@ -12,6 +12,7 @@ from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.related import related
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.targets.jobs import job_of
 
 WAITS = RECORDED["gang-queue"]
 LOOK = "kubectl describe queues.scheduling.volcano.sh "
@@ -22,7 +23,7 @@ def why(change=lambda _group, _queue: None, events=None):
     """The findings about the job of gang-queue.json after a change of its PodGroup and Queue."""
     seen = copy.deepcopy(WAITS)
     change(*seen["related"])
-    shown = Snapshot(seen["job"], (), seen["events"] if events is None else events)
+    shown = Snapshot(job_of(seen["job"]), (), seen["events"] if events is None else events)
     return diagnose(shown, {}, seen["related"], now=datetime.fromisoformat(seen["now"]))
 
 
@@ -92,7 +93,7 @@ def paths(transport):
 
 @pytest.mark.parametrize("code", [403, 404, 500])
 def test_pod_groups_are_asked_for_and_what_cannot_be_read_is_left_out(code):
-    job = Snapshot(WAITS["job"])
+    job = Snapshot(job_of(WAITS["job"]))
     group, queue = WAITS["related"]
     volcano = cluster({"ranker": group, "research": queue}, code)
     kinds = [one["kind"] for one in related(volcano, job) if one["kind"] != "Status"]
@@ -102,9 +103,9 @@ def test_pod_groups_are_asked_for_and_what_cannot_be_read_is_left_out(code):
     assert not any("queues" in path and "volcano" in path for path in paths(nothing))
     label = "scheduling.x-k8s.io/pod-group"
     pods = [{"metadata": {"name": f"p-{n}", "labels": {label: f"g-{n}"}}} for n in range(99)]
-    related(nothing := cluster({}, code), Snapshot(WAITS["job"], pods))
+    related(nothing := cluster({}, code), Snapshot(job_of(WAITS["job"]), pods))
     assert sum("podgroups" in path for path in paths(nothing)) < 10
     plain = copy.deepcopy(WAITS["job"])
     del plain["spec"]["runPolicy"]["schedulingPolicy"]
-    related(nothing := cluster({}, code), Snapshot(plain))
+    related(nothing := cluster({}, code), Snapshot(job_of(plain)))
     assert not any("podgroups" in path for path in paths(nothing))

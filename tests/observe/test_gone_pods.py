@@ -6,6 +6,7 @@ import pytest
 from observed import NOW, about, about_job, condition, make_jobset, snapshot
 
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.targets.jobs import job_of
 
 TRAINS, FETCHES = "spec.containers{pytorch}", "spec.initContainers{fetch}"
 DEADLINE = "Failed:PyTorchJobFailed:Job job has failed because it was active longer than specified"
@@ -92,5 +93,5 @@ def test_a_jobset_of_others_has_replicas_by_the_names_of_their_pods():
     job = make_jobset(*parts, condition=condition("Failed:FailedJobs:jobset failed"))
     row = ("Failed", START_ERROR, "spec.containers{main}")
     events = tuple(told(SCHEDULED, row, pod="job-actors-0-0-x7k2p"))
-    [finding] = why(replace(snapshot(), job=job, events=events))
+    [finding] = why(replace(snapshot(), job=job_of(job), events=events))
     assert (finding.id, finding.replica) == ("start", "actors-0-0")

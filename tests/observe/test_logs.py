@@ -17,6 +17,7 @@ from k8sjob.observe.logs import (
     select,
 )
 from k8sjob.observe.status import reporting_replica
+from k8sjob.targets.jobs import job_of
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_what_was_written_after_a_restart_does_not_explain_it():
     ],
 )
 def test_the_replica_of_a_rank(nproc, rank, replica):
-    assert replica_of_rank(make_job(nproc=nproc), rank) == replica
+    assert replica_of_rank(job_of(make_job(nproc=nproc)), rank) == replica
 
 
 @pytest.fixture
@@ -177,16 +178,19 @@ def served():
     template = {"spec": {"containers": [{"name": "pytorch", "env": env}]}}
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         replica["template"] = template
-    return job
+    return job_of(job)
 
 
 def test_the_processes_of_a_master_that_serves_are_counted(served):
     found = [replica_of_rank(served, rank) for rank in range(7)]
     assert found == ["master-0"] * 3 + ["worker-0"] * 2 + ["worker-1"] * 2
-    assert [reporting_replica(served), reporting_replica(make_job())] == ["worker-0", "master-0"]
+    assert [reporting_replica(served), reporting_replica(job_of(make_job()))] == [
+        "worker-0",
+        "master-0",
+    ]
     with pytest.raises(BackendError, match="3 processes of master-0 and 2 x 2 others give ranks 0"):
         replica_of_rank(served, 7)
 
 
 def test_select_keeps_the_jobs_order():
-    assert select(make_job(), ["worker-1", "master-0"]) == ("master-0", "worker-1")
+    assert select(job_of(make_job()), ["worker-1", "master-0"]) == ("master-0", "worker-1")

@@ -47,7 +47,7 @@ def test_no_step_for_a_foreign_job_names_a_field_of_a_job_yaml():
 
 def in_templates(seen, **fields):
     """The same job with these fields in the spec of each of its Pods."""
-    for template in seen.job["spec"]["pytorchReplicaSpecs"].values():
+    for template in seen.job.raw["spec"]["pytorchReplicaSpecs"].values():
         template["template"] = {"spec": fields}
     return seen
 

@@ -16,13 +16,14 @@ from observed import RECORDED, lacking
 from k8sjob.backends.api import Snapshot
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.diagnose.containers import explain_pull
+from k8sjob.targets.jobs import job_of
 
 BY_OUTPUT = {"inner-exception", "jobset-restart"}
 """Jobs of which only the output has the cause."""
 
 
 def why(seen, *, logs=True, related=True):
-    snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []))
+    snapshot = Snapshot(job_of(seen["job"]), seen.get("pods", []), seen.get("events", []))
     return diagnose(
         snapshot,
         seen.get("logs", {}) if logs else {},

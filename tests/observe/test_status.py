@@ -7,7 +7,7 @@ from observed import REF, at, condition, make_job, make_pod, running, snapshot
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason, Role
 from k8sjob.observe.status import JobState, job_status, replica_names, training_fields
-from k8sjob.targets.jobs import own_pods
+from k8sjob.targets.jobs import job_of, own_pods
 
 
 @pytest.mark.parametrize(
@@ -181,30 +181,30 @@ def test_a_job_that_kueue_keeps_suspended_is_queued():
 
 
 def test_an_empty_object_is_a_job_that_was_just_created():
-    status = job_status(Snapshot({}))
+    status = job_status(Snapshot(job_of({})))
     assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
 
 
 def test_replica_names():
-    assert tuple(replica_names(make_job())) == ("master-0", "worker-0", "worker-1")
-    assert tuple(replica_names(make_job(replicas={"Worker": 1}))) == ("worker-0",)
+    assert tuple(replica_names(job_of(make_job()))) == ("master-0", "worker-0", "worker-1")
+    assert tuple(replica_names(job_of(make_job(replicas={"Worker": 1})))) == ("worker-0",)
 
 
 def test_a_job_whose_deletion_was_requested_does_not_run():
     doomed = snapshot("Created", "Running", pods=running("master-0"))
-    doomed.job["metadata"] |= {"deletionTimestamp": at("09:00")}
+    doomed.job.raw["metadata"] |= {"deletionTimestamp": at("09:00")}
     status = job_status(doomed)
     assert (status.state, status.exit_code) == (JobState.DELETING, 103)
     assert not status.state.finished
     assert (status.reason, status.message) == ("", "the job is being deleted")
-    doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
+    doomed.job.raw["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
     detail = "the job is being deleted; it is waiting for its finalizers: "
     assert job_status(doomed).message == detail + "foregroundDeletion, example.com/keep"
 
 
 def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted():
     doomed = snapshot("Created", "Failed:Why:what")
-    doomed.job["metadata"]["deletionTimestamp"] = at("09:00")
+    doomed.job.raw["metadata"]["deletionTimestamp"] = at("09:00")
     assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")
 
 
@@ -227,7 +227,7 @@ def test_a_pod_that_is_recreated_counts_as_a_restart():
     assert [replica.restarts for replica in status.replicas] == [3, 0, 2]
     resumed = snapshot("Running", pods=pods, events=events)
     condition = {"type": "Suspended", "status": "False", "lastTransitionTime": at("05:10")}
-    resumed.job["status"]["conditions"].append(condition)
+    resumed.job.raw["status"]["conditions"].append(condition)
     assert [replica.restarts for replica in job_status(resumed).replicas] == [1, 0, 0]
 
 
@@ -238,5 +238,5 @@ def test_the_only_container_trains_whatever_its_name(names, training):
     job = make_job("Running", replicas={"Worker": 1})
     pod = {"spec": {"containers": [{"name": name} for name in names]}}
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = pod
-    assert {"", "spec.containers{pytorch}"} < training_fields(job)
-    assert ("spec.containers{train}" in training_fields(job)) is training
+    assert {"", "spec.containers{pytorch}"} < training_fields(job_of(job))
+    assert ("spec.containers{train}" in training_fields(job_of(job))) is training

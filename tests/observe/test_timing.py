@@ -15,6 +15,7 @@ from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, read_timing, timing
+from k8sjob.targets.jobs import job_of
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_timing.json").read_text())
 BEGIN = 1795288967.0
@@ -28,7 +29,7 @@ def seen():
 
 
 def snapshot_of(seen):
-    return Snapshot(seen["job"], tuple(seen["pods"]), tuple(seen["events"]))
+    return Snapshot(job_of(seen["job"]), tuple(seen["pods"]), tuple(seen["events"]))
 
 
 def lines_of(seen):
@@ -320,6 +321,6 @@ def test_objects_that_lack_something_are_no_error(data):
     objects = {key: RECORDED[key] for key in ("job", "pods", "events")}
     seen = lacking(data, objects, lambda path: path[2:] and path[-1] not in {"metadata", "name"})
     times = {"master-0": output_times(lines_of(RECORDED))}
-    found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), times)
+    found = timing(Snapshot(job_of(seen["job"]), seen["pods"], seen["events"]), times)
     assert all(phase.seconds >= 0 for phase in found.phases)
     assert json.dumps(found.as_dict())

@@ -16,11 +16,12 @@ from k8sjob.backends.api import TOO_FEW_GPUS, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.usage import Use, read_usage, shown_hours, slow_nodes, usage
+from k8sjob.targets.jobs import job_of
 
 
 def split(made, pods, lines, **options):
     now = BEGIN + timedelta(seconds=1000)
-    found = usage(Snapshot(made, pods, at=now), lines, **options)
+    found = usage(Snapshot(job_of(made), pods, at=now), lines, **options)
     return {str(use): round(seconds, 3) for use, seconds in found.seconds.items()}
 
 
@@ -44,22 +45,26 @@ def test_a_second_of_rounding_is_no_queue():
 
 def test_devices_are_counted_and_cpus_where_there_is_no_gpu():
     pods = [pod("master-0", 0, 100), pod("worker-0", 0, 100)]
-    eight = usage(Snapshot(job(end=100, gpus=8), pods), [line(0), step(0, 1), finished(100)])
+    eight = usage(
+        Snapshot(job_of(job(end=100, gpus=8)), pods), [line(0), step(0, 1), finished(100)]
+    )
     assert (eight.device, eight.seconds[Use.TRAINING]) == ("GPU", 1600)
-    none = usage(Snapshot(job(end=100, gpus=0), pods), [line(0), step(0, 1), finished(100)])
+    none = usage(Snapshot(job_of(job(end=100, gpus=0)), pods), [line(0), step(0, 1), finished(100)])
     assert (none.device, none.seconds[Use.TRAINING]) == ("CPU", 400)
 
 
 def test_gpus_that_this_machine_lacks_are_not_counted():
     pods, lines = [pod("master-0", 0, 100)], [line(0), step(0, 1), finished(100)]
     event = {"type": "Warning", "reason": TOO_FEW_GPUS}
-    found = usage(Snapshot(job(end=100, gpus=8, workers=0), pods, [event]), lines)
+    found = usage(Snapshot(job_of(job(end=100, gpus=8, workers=0)), pods, [event]), lines)
     assert (found.device, found.seconds) == ("CPU", {Use.TRAINING: 100})
 
 
 def test_parts_of_gpus_are_gpus():
     made = job(end=100, gpus=2, workers=0, resource="nvidia.com/mig-1g.5gb")
-    found = usage(Snapshot(made, [pod("master-0", 0, 100)]), [line(0), step(0, 1), finished(100)])
+    found = usage(
+        Snapshot(job_of(made), [pod("master-0", 0, 100)]), [line(0), step(0, 1), finished(100)]
+    )
     assert (found.device, found.seconds[Use.TRAINING]) == ("GPU", 200)
 
 
@@ -88,7 +93,7 @@ def test_output_before_a_new_start_ends_the_one_before():
             yield from [met(330), step(340, 3), finished(350)]
             raise BackendError("the rest is gone")
 
-    made = Snapshot(job(end=350, workers=0), [pod("master-0", 0, 350)])
+    made = Snapshot(job_of(job(end=350, workers=0)), [pod("master-0", 0, 350)])
     found = read_usage(Output(), made).seconds
     assert found == {"starting": 20 + 19, "training": 1 + 10, "stalled": 300}
 
@@ -145,7 +150,7 @@ class TestSuspension:
     def split(self, made, *, lines=(), events=(), related=()):
         pods = [pod("master-0", 600, 1000)]
         lines = [*lines, line(600, attempt=1), step(620, 5, 1), step(1000, 9, 1), finished(1000, 1)]
-        snapshot = Snapshot(made, pods, tuple(events))
+        snapshot = Snapshot(job_of(made), pods, tuple(events))
         found = usage(snapshot, lines, related=related)
         seconds = {str(use): round(value, 3) for use, value in found.seconds.items()}
         assert sum(seconds.values()) == 1000
@@ -215,7 +220,7 @@ class TestSuspension:
         for generation, calls in ((2, 0), (4, 1)):
             made = resumed(job(end=1000, workers=0), 600, generation)
             made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
-            found = read_usage(Output(), Snapshot(made, [pod("master-0", 600, 1000)]))
+            found = read_usage(Output(), Snapshot(job_of(made), [pod("master-0", 600, 1000)]))
             assert found.seconds[Use.QUEUED] == (600 if generation == 2 else 300)
             assert len(asked) == calls
 
@@ -273,23 +278,27 @@ def test_only_the_time_since_a_moment():
 def test_nodes_that_others_wait_for():
     pods = [pod("master-0", 0, 100, "a"), pod("worker-0", 0, 100, "b")]
     lines = [line(0), step(0, 1), step(50, 2, wait=0.4, slowest=1), step(100, 3), finished(100)]
-    ones = [usage(Snapshot(job(end=100, name=name), pods), lines) for name in ("one", "two")]
+    ones = [
+        usage(Snapshot(job_of(job(end=100, name=name)), pods), lines) for name in ("one", "two")
+    ]
     assert ones[0].slowed == {"b": 40}
     assert ones[0].nodes["a"][Use.WAITING] == 20
     assert slow_nodes(ones) == {"b": ones}
     assert slow_nodes(ones[:1]) == {}
     alone = [pod("master-0", 0, 100, "b"), pod("worker-0", 0, 100, "b")]
-    same = [usage(Snapshot(job(end=100), alone), lines)] * 2
+    same = [usage(Snapshot(job_of(job(end=100)), alone), lines)] * 2
     assert slow_nodes(same) == {}
 
 
 def test_the_largest_avoidable_part_is_named_with_what_helps():
     lines = [line(0), met(10), step(80, 1), step(100, 2), finished(100)]
-    found = usage(Snapshot(job(end=100, workers=0), [pod("master-0", 0, 100)]), lines)
+    found = usage(Snapshot(job_of(job(end=100, workers=0)), [pod("master-0", 0, 100)]), lines)
     assert found.avoidable is Use.STARTING
     assert found.note.startswith("0.0222 GPU hours (80%) went to starting; `why --timing`")
     fine = [line(0), step(1, 1), step(100, 2), finished(100)]
-    assert not usage(Snapshot(job(end=100, workers=0), [pod("master-0", 0, 100)]), fine).note
+    assert not usage(
+        Snapshot(job_of(job(end=100, workers=0)), [pod("master-0", 0, 100)]), fine
+    ).note
 
 
 SPANS = json.loads(Path(__file__).with_name("recorded_usage.json").read_text())
@@ -300,7 +309,7 @@ SPANS = json.loads(Path(__file__).with_name("recorded_usage.json").read_text())
 def test_a_recorded_job_without_its_output(name):
     seen = RECORDED[name]
     now = datetime.fromisoformat(seen["now"])
-    snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []), at=now)
+    snapshot = Snapshot(job_of(seen["job"]), seen.get("pods", []), seen.get("events", []), at=now)
     assert usage(snapshot, []).seconds == SPANS[name]
 
 
@@ -401,13 +410,13 @@ def test_workers_that_the_clean_up_removed_are_not_known_to_have_waited():
 def test_pods_that_are_refused_are_queued():
     refused = {"reason": "FailedCreatePod", "firstTimestamp": at(1), "lastTimestamp": at(900)}
     pods = [pod("master-0", 0), made_at(900, pod("worker-0", 900))]
-    seen = Snapshot(job(), pods, [refused], at=BEGIN + timedelta(seconds=1000))
+    seen = Snapshot(job_of(job()), pods, [refused], at=BEGIN + timedelta(seconds=1000))
     assert usage(seen, []).seconds == {Use.RUNNING: 1100, Use.QUEUED: 900}
 
 
 def test_no_advice_rests_on_what_is_not_known():
     replaced = [made_at(900, pod("master-0", 900))]
-    snapshot = Snapshot(job(workers=0), replaced, at=BEGIN + timedelta(seconds=1000))
+    snapshot = Snapshot(job_of(job(workers=0)), replaced, at=BEGIN + timedelta(seconds=1000))
     assert (usage(snapshot, []).avoidable, usage(snapshot, []).held) == (None, 100)
 
 
@@ -442,7 +451,7 @@ def test_every_second_has_exactly_one_use(said, times, end, since):
     made = job(end=end) if end else job()
     now = BEGIN + timedelta(seconds=end or 1000)
     begin = BEGIN + timedelta(seconds=since) if since is not None else None
-    found = usage(Snapshot(made, pods, at=now), lines, since=begin)
+    found = usage(Snapshot(job_of(made), pods, at=now), lines, since=begin)
     assert all(seconds > 0 for seconds in found.seconds.values())
     last = max(now, BEGIN + timedelta(seconds=1001)) if end else now
     longest = 2 * max((last - max(begin or BEGIN, BEGIN)).total_seconds(), 0)
@@ -458,7 +467,7 @@ def test_a_thousand_replicas_of_which_each_was_the_slowest_once():
     pods = [pod("master-0", 0, 1000), *(pod(f"worker-{n}", 0, 1000, "n") for n in range(999))]
     reports = [step(number, number, wait=0.5, slowest=number) for number in range(1, 1000)]
     began = time.process_time()
-    found = usage(Snapshot(job(end=1000, workers=999), pods), [line(0), *reports])
+    found = usage(Snapshot(job_of(job(end=1000, workers=999)), pods), [line(0), *reports])
     assert time.process_time() - began < 10
     assert found.total == pytest.approx(1000 * 1000)
     assert found.slowed == {"n": pytest.approx(998 * 1000 / 2)}

@@ -32,6 +32,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, replay, watch, watch_all
+from k8sjob.targets.jobs import job_of
 
 
 def of_kind(events, kind):
@@ -116,7 +117,7 @@ def test_a_deleted_job_ends_the_watch():
 
 def test_a_job_that_is_being_deleted_is_reported_before_it_is_gone():
     doomed = snapshot("Running")
-    doomed.job["metadata"] |= {"deletionTimestamp": at("09:00"), "finalizers": ["x/y"]}
+    doomed.job.raw["metadata"] |= {"deletionTimestamp": at("09:00"), "finalizers": ["x/y"]}
     events = of_kind(watched(snapshot("Running"), doomed, gone=True), "job")
     assert job_states(events) == ["Running", "Deleting", "Deleted"]
     assert "x/y" in events[1].data["message"]
@@ -160,7 +161,9 @@ def test_a_warning_names_its_replica_as_the_kind_of_job_names_its_pods(pod, repl
     made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"completions": 2}}
     event = about("Pod", pod, "FailedMount", 'no volume "v"', type="Warning")
     done = {"conditions": [{"type": "Complete", "status": "True"}]}
-    found = watched(Snapshot(made, (), (event,)), Snapshot({**made, "status": done}))
+    found = watched(
+        Snapshot(job_of(made), (), (event,)), Snapshot(job_of({**made, "status": done}))
+    )
     (warned,) = of_kind(found, "warning")
     assert warned.replica == replica
 

@@ -57,7 +57,7 @@ def test_every_value_arrives(spec):
 @SLOW
 def test_an_apiserver_and_the_operators_webhook_accept_it(crd_problems, target, spec):
     spec = fitted(spec.model_copy(update=FREE), target)
-    assert target.problems(manifest(spec)) == []
+    assert target.problems(manifest(spec).document) == []
     for document in yaml.load_all(render(spec), Loader=yaml.CSafeLoader):
         if document["kind"] != "Service":
             assert crd_problems(document) == []

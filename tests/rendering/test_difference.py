@@ -6,6 +6,7 @@ from k8sjob.kube.objects import MANIFEST_DIGEST
 from k8sjob.rendering import manifest
 from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import job_of
 
 SPEC = JobSpec(
     name="tiny",
@@ -25,24 +26,22 @@ def job():
 
 def test_what_a_server_adds_is_no_difference(job):
     there = copy.deepcopy(job)
-    there["status"] = {"conditions": []}
-    there["metadata"] |= {
+    there.raw["status"] = {"conditions": []}
+    there.raw["metadata"] |= {
         "uid": "u", "resourceVersion": "7", "generation": 1, "managedFields": [{}],
         "creationTimestamp": "2026-01-01T00:00:00Z",
     }  # fmt: skip
-    there["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "{}"
-    there["metadata"]["annotations"][MANIFEST_DIGEST] = "0" * 64
-    there["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["creationTimestamp"] = (
-        None
-    )
+    there.annotations["kubectl.kubernetes.io/last-applied-configuration"] = "{}"
+    there.annotations[MANIFEST_DIGEST] = "0" * 64
+    there.spec["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]["creationTimestamp"] = None
     assert not difference(there, job)
     assert difference(there, job).lines == ()
 
 
 def test_the_order_of_keys_is_none(job):
-    turned = {key: job[key] for key in reversed(job)}
-    turned["spec"] = dict(reversed(job["spec"].items()))
-    assert not difference(turned, job)
+    turned = {key: job.raw[key] for key in reversed(job.raw)}
+    turned["spec"] = dict(reversed(job.spec.items()))
+    assert not difference(job_of(turned), job)
 
 
 def test_a_job_that_is_not_there_is_new_as_a_whole(job):
@@ -107,7 +106,7 @@ def test_a_setting_of_the_runtime_shows_by_itself(job):
     found = difference(job, wanted)
     assert f"{MASTER}.template.spec.containers[0].env[1].value.checkpoint_keep" in found.recreated
     assert [line for line in found.lines if line.split() == ["+", "checkpoint_keep:", "5"]]
-    job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"][1] = {
+    job.spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["env"][1] = {
         "name": "K8SJOB_CONFIG", "value": "no JSON",
     }  # fmt: skip
     assert difference(job, wanted)
@@ -118,7 +117,7 @@ def test_what_kueue_writes_into_a_job_that_it_starts_is_no_difference(target):
     spec = SPEC.with_(target=target, kueue_queue="research")
     job = manifest(spec)
     there = copy.deepcopy(job)
-    assert start_by_kueue(there) > 0
+    assert start_by_kueue(there.document) > 0
     assert not difference(there, job)
     edited = manifest(spec.with_(image="team/tiny:2", node_selector={"gpu": "a100"}))
     changed = {line.strip("+- ") for line in difference(there, edited).lines[2:] if line[0] == "+"}

@@ -28,7 +28,7 @@ def container(rendered, role="Master"):
 
 
 def test_a_small_job(job, crd_problems):
-    rendered = manifest(job(namespace="team", replicas={"workers": 3}))
+    rendered = manifest(job(namespace="team", replicas={"workers": 3})).document
     assert (rendered["apiVersion"], rendered["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     assert (rendered["metadata"]["name"], rendered["metadata"]["namespace"]) == ("digits", "team")
     assert rendered["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "k8sjob"}
@@ -55,7 +55,7 @@ def test_a_small_job(job, crd_problems):
 
 
 def test_absent_fields_stay_absent(job):
-    rendered = manifest(job(resources={"shm": 0}))
+    rendered = manifest(job(resources={"shm": 0})).document
     assert "namespace" not in rendered["metadata"]
     assert list(rendered["spec"]["pytorchReplicaSpecs"]) == ["Master"]
     fields = "automountServiceAccountToken containers terminationGracePeriodSeconds"
@@ -75,7 +75,8 @@ def test_equal_specs_are_equal_text_and_the_hash_tells_others(job):
 def test_what_the_image_was_made_of_is_carried_and_makes_no_other_job(job):
     origin = Provenance("i@sha256:1", "b@sha256:2", "b@sha256:2", "linux/amd64", ())
     with_it, without = (
-        manifest(job(), provenance=one)["metadata"]["annotations"] for one in (origin, None)
+        manifest(job(), provenance=one).document["metadata"]["annotations"]
+        for one in (origin, None)
     )
     assert Provenance.decode(with_it.pop(IMAGE_ORIGIN)) == origin
     assert with_it == without
@@ -83,8 +84,8 @@ def test_what_the_image_was_made_of_is_carried_and_makes_no_other_job(job):
 
 def test_the_image_of_a_build(built):
     digest = "registry.example/team/digits@sha256:" + "0" * 64
-    assert container(manifest(built(), digest))["image"] == digest
-    assert container(manifest(built()))["image"] == "registry.example/team/digits"
+    assert container(manifest(built(), digest).document)["image"] == digest
+    assert container(manifest(built()).document)["image"] == "registry.example/team/digits"
 
 
 BECOMES = """
@@ -269,14 +270,14 @@ def at(rendered, where):
 @pytest.mark.parametrize("name", BECOMES)
 def test_what_fields_become(job, crd_problems, name):
     fields, expected = BECOMES[name]
-    rendered = manifest(job(**{"replicas": {"workers": 1}, **fields}))
+    rendered = manifest(job(**{"replicas": {"workers": 1}, **fields})).document
     assert {where: at(rendered, where) for where in expected} == expected
     assert crd_problems(rendered) == []
 
 
 def test_the_runtime_reads_its_settings_from_one_variable(job):
     spec = job(run={"script": "main.py", "env": {"A": "x"}}, checkpoint={"dir": "/ckpt"})
-    env = {item["name"]: item["value"] for item in container(manifest(spec))["env"]}
+    env = {item["name"]: item["value"] for item in container(manifest(spec).document)["env"]}
     assert env == container_env(spec) == {"A": "x", "K8SJOB_CONFIG": spec.runtime_config.encode()}
     settings = json.loads(env["K8SJOB_CONFIG"])
     assert settings.pop("version") == 1
@@ -298,7 +299,7 @@ def test_the_runtime_reads_its_settings_from_one_variable(job):
 )
 def test_what_is_started(job, run, command, args):
     assert container_argv(job(run=run)) == (command, args)
-    rendered = container(manifest(job(run=run)))
+    rendered = container(manifest(job(run=run)).document)
     assert [expanded(word) for word in rendered["command"]] == command
     assert [expanded(word) for word in rendered.get("args", [])] == args
 
@@ -330,7 +331,7 @@ HOSTILE = ["$(X)", "$$(X)", "$$", "$", "a$", "$HOME", "$(", "$()", "$$$(A)$$", "
 def test_dollars_reach_the_process_as_they_are(job, text):
     assert expanded(literal(text)) == text
     spec = job(run={"script": "main.py", "args": [text], "env": {"A": text}})
-    rendered = container(manifest(spec))
+    rendered = container(manifest(spec).document)
     assert expanded(rendered["args"][1]) == text
     assert expanded(rendered["env"][0]["value"]) == text
 
@@ -342,7 +343,7 @@ def test_the_expansion_of_this_test_is_that_of_kubernetes():
 
 def test_the_istio_annotation_can_be_changed_and_left_out(job):
     def annotations(**given):
-        metadata = replica(manifest(job(annotations=given)))["template"]["metadata"]
+        metadata = replica(manifest(job(annotations=given)).document)["template"]["metadata"]
         return metadata.get("annotations", {})
 
     key = "sidecar.istio.io/inject"
@@ -355,7 +356,7 @@ def test_the_istio_annotation_can_be_changed_and_left_out(job):
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_peers_restarts_never_fail_a_job(job, workers, restarts):
     spec = job(replicas={"workers": workers}, policy={"max_restarts": restarts})
-    limit = manifest(spec)["spec"]["runPolicy"]["backoffLimit"]
+    limit = manifest(spec).document["spec"]["runPolicy"]["backoffLimit"]
     nodes = workers + 1
     # The operator's rule: the job fails once the sum of the restarts of all pods is >= the limit.
     assert restarts * nodes < limit <= restarts * nodes + 1
@@ -373,7 +374,10 @@ def test_backoff_limit_at_its_ends(job):
 def test_messages_that_a_job_chooses(job, target):
     """They are the job's own annotation, part of what is compared, and come back by adopt."""
     chosen = {notify: job(target=target, notify=notify) for notify in (None, (), ("failed",))}
-    made = {notify: manifest(spec)["metadata"]["annotations"] for notify, spec in chosen.items()}
+    made = {
+        notify: manifest(spec).document["metadata"]["annotations"]
+        for notify, spec in chosen.items()
+    }
     assert [one.get(NOTIFY) for one in made.values()] == [None, "", "failed"]
     assert len({one[MANIFEST_DIGEST] for one in made.values()}) == 3
     for notify, spec in chosen.items():
@@ -394,7 +398,7 @@ def test_messages_that_a_job_chooses(job, target):
 )
 def test_checkpoints_on_no_volume_get_a_folder_of_the_pod(job, claim, mounted):
     volumes = [{**claim, "pvc": "claim"}] if claim else []
-    made = manifest(job(checkpoint={"dir": "/checkpoints"}, volumes=volumes))
+    made = manifest(job(checkpoint={"dir": "/checkpoints"}, volumes=volumes)).document
     mounts = {one["name"]: one["mountPath"] for one in container(made)["volumeMounts"]}
     assert mounts == {"dshm": "/dev/shm", **mounted}
     folders = {one["name"] for one in pod(made)["volumes"] if one.get("emptyDir") == {}}

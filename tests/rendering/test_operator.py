@@ -28,7 +28,7 @@ PORT = {"name": "pytorchjob-port", "containerPort": 29500}
 
 @pytest.fixture
 def accepted(job):
-    return manifest(job(namespace="team", replicas={"workers": 3}))
+    return manifest(job(namespace="team", replicas={"workers": 3})).document
 
 
 def changed(document, *changes):
@@ -231,10 +231,10 @@ def ask(tmp_path_factory):
 def shapes(job):
     """Jobs of every shape, as k8sjob renders them."""
     for workers, nproc in itertools.product((0, 1, 3), (None, 1, 4)):
-        yield manifest(job(replicas={"workers": workers, "nproc_per_node": nproc}))
+        yield manifest(job(replicas={"workers": workers, "nproc_per_node": nproc})).document
     for low, high in ((1, 3), (3, 3), (2, 9)):
         elastic = {"workers": 2, "elastic": {"min": low, "max": high}}
-        yield manifest(job(replicas=elastic, policy={"max_restarts": low}))
+        yield manifest(job(replicas=elastic, policy={"max_restarts": low})).document
 
 
 def foreign(base):

@@ -81,7 +81,10 @@ def test_an_overlay_reaches_every_field(job, crd_problems):
     overlay["spec"]["runPolicy"] = {"suspend": None, "backoffLimit": 5}
     overlay["metadata"] = {"finalizers": ["example.org/keep"]}
     spec = job(replicas={"workers": 2}, overlay=overlay)
-    plain, changed = manifest(spec.model_copy(update={"overlay": {}})), manifest(spec)
+    plain, changed = (
+        manifest(spec.model_copy(update={"overlay": {}})).document,
+        manifest(spec).document,
+    )
     pod = at_path(changed, *WORKER)
     assert [item["name"] for item in pod["containers"][0]["env"]] == ["K8SJOB_CONFIG", "NCCL_DEBUG"]
     assert pod["containers"][0]["lifecycle"] == {"preStop": {"exec": {"command": ["sync"]}}}
@@ -130,13 +133,13 @@ def test_an_overlay_of_another_shape_is_an_error_at_its_field(
 
 def test_a_sidecar_has_its_image_beside_one_that_is_built(built):
     sidecar = nested((*WORKER, "containers"), [{"name": "side", "image": "side:1"}])
-    made = manifest(built(replicas={"workers": 1}, overlay=sidecar), DIGEST)
+    made = manifest(built(replicas={"workers": 1}, overlay=sidecar), DIGEST).document
     images = [one["image"] for one in at_path(made, *WORKER, "containers")]
     assert images == [DIGEST, "side:1"]
 
 
 def test_an_image_that_is_a_reference_may_differ_between_roles(job):
-    rendered = manifest(job(replicas={"workers": 1}, overlay=container(image="worker:2")))
+    rendered = manifest(job(replicas={"workers": 1}, overlay=container(image="worker:2"))).document
     replicas = rendered["spec"]["pytorchReplicaSpecs"]
     images = {r: replicas[r]["template"]["spec"]["containers"][0]["image"] for r in replicas}
     assert images == {"Master": "registry.example/digits:1", "Worker": "worker:2"}
@@ -306,7 +309,9 @@ def test_an_overlay_may_do_what_the_standard_allows(job, overlay):
 def test_changes_of_a_manifest_do_not_reach_the_spec(job):
     spec = job(overlay=of_pod(tolerations=[{"key": "x", "operator": "Exists"}]))
     before = spec.to_yaml()
-    tolerations = at_path(manifest(spec), *ROLES, "Master", "template", "spec", "tolerations")
+    tolerations = at_path(
+        manifest(spec).document, *ROLES, "Master", "template", "spec", "tolerations"
+    )
     tolerations[0]["key"] = "y"
     tolerations.clear()
     assert spec.to_yaml() == before
@@ -355,7 +360,7 @@ def test_an_only_container_of_a_pod_template_is_a_sidecar_by_its_name(job, targe
 
 def test_an_overlay_wins_over_a_pod_template(job):
     change = {"overlay": of_pod(hostIPC=False), "pod_template": {"spec": {"hostIPC": True}}}
-    rendered = manifest(job(replicas={"workers": 1}, **change))
+    rendered = manifest(job(replicas={"workers": 1}, **change)).document
     roles = rendered["spec"]["pytorchReplicaSpecs"]
     assert [roles[r]["template"]["spec"]["hostIPC"] for r in roles] == [False, True]
 

@@ -11,11 +11,11 @@ from k8sjob.adopt import adopt
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, SpecError
-from k8sjob.kube.objects import Object, at_path
+from k8sjob.kube.objects import Object
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import select
 from k8sjob.observe.status import job_status, processes, reporting_replica
-from k8sjob.rendering import companion, container_env, manifest, remarks, render, replica_env
+from k8sjob.rendering import container_env, manifest, remarks, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
@@ -26,6 +26,7 @@ from k8sjob.targets.jobs import (
     has_ended,
     is_below,
     is_suspended,
+    job_of,
     own_pods,
     replica_names,
     replica_of,
@@ -68,13 +69,14 @@ class Kind:
 
     def indexed(self, job):
         """The spec of its Indexed Job."""
-        return at_path(job, *self.at)
+        return job.at(*self.at)
 
     def job(self, **status):
         """The job, with this status of the Indexed Job and the conditions that follow from it."""
         meta = {"uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
         made = manifest(self.spec())
-        made = {**made, "metadata": {**made["metadata"], **meta}, "status": status}
+        metadata = {**made.metadata, **meta}
+        made = made.with_document({**made.document, "metadata": metadata, "status": status})
         if self.pods == "tiny":
             return made
         names = {"Complete": self.complete, "Failed": "Failed", "Suspended": "Suspended"}
@@ -86,7 +88,8 @@ class Kind:
         owners = [{"controller": True, "uid": "1" if self is JOBSET else "its set"}]
         about = {**meta, "name": self.pods, "uid": "child", "ownerReferences": owners}
         child = {"metadata": about, "status": status}
-        return with_child({**made, "status": {"conditions": own}}, [child])
+        made = made.with_document({**made.document, "status": {"conditions": own}})
+        return with_child(made, [child])
 
     def pod(self, index, *, created=0, suffix="aaaaa", labeled=True, uid="1"):
         labels = {"batch.kubernetes.io/job-name": self.pods, self.label: "tiny", UID: uid}
@@ -166,7 +169,7 @@ def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
     least = fields.pop("least", 2)
     replicas = {"workers": 2, "elastic": {"min": least, "max": 3}}
     made = manifest(JOB.spec(replicas=replicas, **fields))
-    annotations = made["metadata"]["annotations"]
+    annotations = made.annotations
     assert annotations.get("kueue.x-k8s.io/job-min-parallelism") == smallest
     equal = annotations.get("kueue.x-k8s.io/job-completions-equal-parallelism")
     assert equal == (smallest and "true")
@@ -174,8 +177,8 @@ def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
 
 def test_the_service_gives_the_pods_their_names():
     made = manifest(JOB.spec(namespace="team"))
-    service = companion(JOB.spec(namespace="team"), made)
-    assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"] == "tiny"
+    service = made.companion
+    assert service["metadata"]["name"] == made.spec["template"]["spec"]["subdomain"] == "tiny"
     assert service["metadata"]["namespace"] == "team"
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -424,14 +427,15 @@ def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
 @of_each_kind
 def test_suspension(kind):
     assert not is_suspended(kind.job())
-    spec = {**kind.job()["spec"], **kind.target.suspension(value=True)["spec"]}
-    assert is_suspended({**kind.job(), "spec": spec})
+    job = kind.job()
+    spec = {**job.spec, **kind.target.suspension(value=True)["spec"]}
+    assert is_suspended(job.with_document({**job.document, "spec": spec}))
 
 
 @of_each_kind
 def test_the_replicas_by_their_index(kind):
     target = kind.target
-    assert target_of(kind.job()) is target
+    assert target_of(kind.job().raw) is target
     assert tuple(replica_names(kind.job())) == ("master-0", "worker-0", "worker-1")
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
     assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"
@@ -475,10 +479,10 @@ def test_pods_of_an_earlier_trainjob_are_not_this_ones():
 
 def test_what_the_apiserver_adds_is_not_the_authors():
     stored = JOB.job()
-    stored["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "1"}}
-    labels = stored["spec"]["template"]["metadata"]["labels"]
+    stored.spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "1"}}
+    labels = stored.spec["template"]["metadata"]["labels"]
     labels |= {"controller-uid": "1", "batch.kubernetes.io/job-name": "tiny", "job-name": "tiny"}
-    assert JOB.target.written(stored) == manifest(JOB.spec())["spec"]
+    assert JOB.target.written(stored) == manifest(JOB.spec()).spec
 
 
 @pytest.mark.parametrize(
@@ -491,7 +495,7 @@ def test_what_the_apiserver_adds_is_not_the_authors():
     ],
 )
 def test_who_may_not_read_its_job_sees_what_the_set_says(seen, state, counts):
-    job = {**manifest(JOBSET.spec()), "status": {"replicatedJobsStatus": [seen]}}
+    job = job_of({**manifest(JOBSET.spec()).raw, "status": {"replicatedJobsStatus": [seen]}})
     assert JOBSET.target.state(job)[0] is state
     assert JOBSET.target.counts(job, state) == counts
 
@@ -515,13 +519,15 @@ class TestUnlikeJobs:
             for name, replicas, pods in jobs
         ]
         seen = [dict(zip(("name", "ready", "succeeded"), row, strict=True)) for row in rows]
-        return {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": {"name": "rl", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
-            "spec": {"replicatedJobs": listed},
-            "status": {"replicatedJobsStatus": seen},
-        }
+        return job_of(
+            {
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "metadata": {"name": "rl", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+                "spec": {"replicatedJobs": listed},
+                "status": {"replicatedJobsStatus": seen},
+            }
+        )
 
     def pod(self, name, number, index, jobs="3"):
         labels = {
@@ -606,9 +612,9 @@ class TestUnlikeJobs:
 def test_the_job_of_an_earlier_set_is_not_its_child():
     owners = [{"controller": True, "uid": "0"}]
     earlier = {"metadata": {"name": "tiny-node-0", "ownerReferences": owners}}
-    job = {**manifest(JOBSET.spec()), "metadata": {"name": "tiny", "uid": "1"}}
-    assert "child" not in with_child(job, [earlier])
-    assert "child" in with_child(job, [JOBSET.job()["child"], earlier])
+    job = job_of({**manifest(JOBSET.spec()).raw, "metadata": {"name": "tiny", "uid": "1"}})
+    assert with_child(job, [earlier]).child is None
+    assert with_child(job, [JOBSET.job().child, earlier]).child
 
 
 @pytest.mark.parametrize(("length", "workers", "fits"), [(48, 2, 1), (49, 2, 0), (48, 10, 0)])
@@ -628,4 +634,4 @@ OWNED = {"ownerReferences": [{"kind": "CronJob", "uid": "2", "controller": True}
 )
 def test_which_jobs_of_others_are_trainings(metadata, mode, training):
     theirs = {"kind": "Job", "metadata": metadata, "spec": {"completionMode": mode}}
-    assert by_name("job").is_training(theirs) is training
+    assert by_name("job").is_training(job_of(theirs)) is training

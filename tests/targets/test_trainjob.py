@@ -13,10 +13,10 @@ from k8sjob.spec import JobSpec
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (
     by_name,
+    job_of,
     references,
     replica_names,
     seconds_to_end,
-    sent,
     with_child,
 )
 
@@ -34,7 +34,7 @@ def stored(**more):
     """The job as an apiserver has it."""
     meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
     made = manifest(spec(policy={"active_deadline": 60}))
-    return {**made, "metadata": {**made["metadata"], **meta}, **more}
+    return job_of({**made.document, "metadata": {**made.metadata, **meta}, **more})
 
 
 def not_created(message):
@@ -63,7 +63,7 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert not container.keys() & {"image", "command", "args", "env", "resources"}
     made = manifest(spec(volumes=volumes))
     assert [one.name for one in references(made)] == ["data"]
-    assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert made.raw.keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
 UNNAMED = {"network": {"enableDNSHostnames": False}}
@@ -177,12 +177,12 @@ def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():
             overlay={"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}},
         )
     )
-    (merged,) = at_path(made, *JOB, "template", "spec")["containers"]
+    (merged,) = made.at(*JOB, "template", "spec")["containers"]
     assert (merged["name"], merged["tty"]) == ("node", True)
     env = {one["name"]: one for one in TARGET.replicas(made)[0].pod["containers"][0]["env"]}
     assert "RANK" in env
     assert (env["A"]["value"], env["B"]["value"]) == ("1", "2")
-    assert made["runtime"]["spec"]["podGroupPolicy"] == {"coscheduling": {}}
+    assert made.companion["spec"]["podGroupPolicy"] == {"coscheduling": {}}
 
 
 def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
@@ -193,8 +193,8 @@ def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
         "spec.trainer.env[0].value.stop_grace",
     )
     patch = {"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}}
-    queued = {**there, "spec": {**there["spec"], "runtimePatches": [patch]}}
-    assert not difference(queued, there)
+    queued = {**there.document, "spec": {**there.spec, "runtimePatches": [patch]}}
+    assert not difference(job_of(queued), there)
 
 
 def test_that_trainer_cannot_create_the_jobset_is_reported():
@@ -210,15 +210,15 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
         "metadata": {"name": "theirs", "uid": "1"},
         "spec": {"runtimeRef": {"name": "torch-distributed"}},
     }
-    assert tuple(replica_names(job)) == ("master-0",)
+    assert tuple(replica_names(job_of(job))) == ("master-0",)
     begun, before = "2026-01-01T00:00:09Z", "2026-01-01T00:00:00Z"
     job["metadata"]["creationTimestamp"] = begun
     for made, taken in ((begun, True), (before, False)):  # of an earlier job of the name
         child = {"metadata": {"name": "theirs-node-0", "uid": "j", "creationTimestamp": made}}
-        assert ("child" in with_child(job, [child])) is taken
+        assert (with_child(job_of(job), [child]).child is child) is taken
     pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
     made = {"completions": 3, "template": {"spec": pod}}
-    job["child"] = {"spec": made, "status": {"active": 3, "ready": 3}}
+    job = job_of({**job, "child": {"spec": made, "status": {"active": 3, "ready": 3}}})
     assert tuple(replica_names(job)) == ("master-0", "worker-0", "worker-1")
     assert TARGET.state(job)[0] is JobState.RUNNING
     assert seconds_to_end(job) == 65
@@ -228,8 +228,8 @@ def test_the_shorter_deadline_counts():
     made = stored()
     assert TARGET.active_deadline(made) == 60
     for own, least in ((30, 30), (90, 60)):
-        job = {**made, "spec": {**made["spec"], "activeDeadlineSeconds": own}}
-        assert TARGET.active_deadline(job) == least
+        job = {**made.document, "spec": {**made.spec, "activeDeadlineSeconds": own}}
+        assert TARGET.active_deadline(job_of(job)) == least
     message = "TrainJob exceeded its active deadline"
     at_end = {"type": "Failed", "status": "True", "message": message}
     found = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})

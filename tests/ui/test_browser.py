@@ -14,6 +14,7 @@ from ui.conftest import TOKEN, job
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
+from k8sjob.targets.jobs import job_of
 
 pytestmark = pytest.mark.system
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: make .venv/.dev")
@@ -432,7 +433,7 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
 def test_the_record_of_a_running_job_ends_when_it_was_written(serve, screen, jobs, tmp_path):
     began = datetime.fromisoformat(jobs.there["digits"]["status"]["startTime"])
     with (tmp_path / "x.k8sjob").open("wb") as out:
-        seen = Snapshot(jobs.there["digits"], at=began + timedelta(minutes=3, seconds=5))
+        seen = Snapshot(job_of(jobs.there["digits"]), at=began + timedelta(minutes=3, seconds=5))
         write_record(jobs, JobRef.of(seen.job), out, print, snapshot=seen)
     page, record = screen(), RecordBackend(tmp_path / "x.k8sjob")
     client = serve(records=[record])

@@ -9,6 +9,7 @@ import pytest
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.local.state_folder import JobFolder
+from k8sjob.targets.jobs import job_of
 from k8sjob.view.follow import Interrupts, batches, follow
 
 REF = JobRef("job", "ns", "u")
@@ -29,7 +30,7 @@ class Jobs:
         condition = {"type": state, "status": "True", "lastTransitionTime": at}
         status = {"startTime": "2026-01-01T00:00:00Z", "conditions": [condition]}
         metadata = {"name": "job", "namespace": "ns", "uid": "u"}
-        return Snapshot({"metadata": metadata, "spec": {}, "status": status})
+        return Snapshot(job_of({"metadata": metadata, "spec": {}, "status": status}))
 
     def related(self, _snapshot):
         return ()

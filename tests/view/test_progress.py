@@ -11,12 +11,13 @@ from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
+from k8sjob.targets.jobs import job_of
 from k8sjob.view import json_output as module
 from k8sjob.view.json_output import progress_of
 
 
 def job(name="job", state="Running"):
-    return Snapshot(trainings.job(end=1, state=state, name=name))
+    return Snapshot(job_of(trainings.job(end=1, state=state, name=name)))
 
 
 def written(*events):

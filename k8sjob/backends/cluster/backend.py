@@ -18,6 +18,7 @@ from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, Pod, is_ours, without_managed_fields
+from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import (
     CONTROLLERS,
     DEFAULT,
@@ -31,7 +32,6 @@ from k8sjob.targets.jobs import (
     own_pods,
     perhaps_owned,
     seconds_to_end,
-    target_of,
     with_child,
 )
 from k8sjob.targets.object_types import typed_object
@@ -77,15 +77,15 @@ class ClusterBackend(Creation):
         """The job of that name, in the back end's namespace or another; JobNotFound without one."""
         return JobRef.of(self._get(JobRef(name, namespace or self.namespace)))
 
-    def of_another_kind(self, manifest: Json) -> Json | None:
+    def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
-        ref = self.ref_of(manifest)
+        ref = self.ref_of(job)
         for target in TARGETS:
-            if target is not target_of(manifest):
+            if target is not job.target:
                 with suppress(JobNotFound, ApiError):
-                    there = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if is_ours(there) or target.is_training(there):
-                        return there
+                    existing = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
+                    if is_ours(existing.raw) or target.is_training(existing):
+                        return existing
         return None
 
     def jobs(
@@ -99,46 +99,46 @@ class ClusterBackend(Creation):
             pods: with their pods, where a job has not ended yet and pods may be read.
         """
         where = "" if all_namespaces else self.namespace
-        found = self._jobs(where, selector)
-        found.sort(key=lambda job: Object(job).created, reverse=True)
-        below = self._below(where, found)
+        jobs = self._jobs(where, selector)
+        jobs.sort(key=lambda job: job.created, reverse=True)
+        below = self._below(where, jobs)
         theirs: dict[tuple[str, str, str], list[Json]] = {}
-        if pods and not all(map(has_ended, found)):
-            theirs = self._pods_by_job(where, {target_of(job).job_label for job in found})
+        if pods and not all(map(has_ended, jobs)):
+            theirs = self._pods_by_job(where, {job.target.job_label for job in jobs})
         snapshots = []
-        for job in found:
-            of, label = JobRef.of(job), target_of(job).job_label
+        for job in jobs:
+            of, label = JobRef.of(job), job.target.job_label
             its_own = theirs.get((label, of.namespace, of.name), ())
-            names = {f"{of.name}{made.suffix}" for made in target_of(job).made}
+            names = {f"{of.name}{made.suffix}" for made in job.target.made}
             made = [one for name in names for one in below.get((of.namespace, name), ())]
             pods_now = own_pods(job, its_own, made)
             shown = Snapshot(with_child(job, made), pods_now, skew=self.transport.skew)
             snapshots.append(shown)
         return snapshots
 
-    def _jobs(self, namespace: str, selector: str) -> list[Json]:
+    def _jobs(self, namespace: str, selector: str) -> list[Job]:
         """The jobs of all kinds that can be read; ApiError where none of them can."""
-        found: list[Json] = []
+        jobs: list[Job] = []
         errors: dict[str, ApiError] = {}
         for target in TARGETS:
             try:
                 where, query = job_path(target, namespace), _query(selector)
-                every = list_all(self.transport, where, query).items
-                found += [job for job in every if target.is_training(job)]
+                every = (Job(item, target) for item in list_all(self.transport, where, query).items)
+                jobs += filter(target.is_training, every)
             except ApiError as error:
                 if error.code not in _NOT_SERVED:
                     raise
                 errors[target.name] = error
         refused = errors.get(DEFAULT.name)
         # Without the operator there are none of its kind; those that are forbidden may be there.
-        if refused and not found and (len(errors) == len(TARGETS) or refused.code == 403):
+        if refused and not jobs and (len(errors) == len(TARGETS) or refused.code == 403):
             raise refused
-        return found
+        return jobs
 
-    def _below(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], list[Json]]:
+    def _below(self, namespace: str, jobs: list[Job]) -> dict[tuple[str, str], list[Json]]:
         """The objects made by controllers for these jobs, by namespace and name (Target.made)."""
         found: dict[tuple[str, str], list[Json]] = {}
-        kinds = {target_of(job) for job in jobs}
+        kinds = {job.target for job in jobs}
         for made, label in {(made, one.job_label) for one in kinds for made in one.made}:
             with suppress(ApiError):  # a list without them says less
                 query = _query(label if made.suffix else "")
@@ -207,17 +207,17 @@ class ClusterBackend(Creation):
         """The job now, with its pods and all of their events; JobNotFound, or JobTooLarge."""
         return self.snapshot_of(self._get(ref))
 
-    def snapshot_of(self, job: Json) -> Snapshot:
+    def snapshot_of(self, job: Job) -> Snapshot:
         """A job as it was read, with the pods and events that are there now; it may be gone."""
         refuse_excess(job)
-        found = snapshot(self.transport, job)
-        if companion := keyed(target_of(job)):
-            beside = companion.path(*_namespace_and_name(JobRef.of(job)))
+        read_at = snapshot(self.transport, job)
+        if companion := keyed(job.target):
+            where = companion.path(*_namespace_and_name(JobRef.of(job)))
             with suppress(ApiError):  # what is not there, or may not be read, is left out
-                there = without_managed_fields(self.transport.request("GET", beside))
-                found = replace(found, job={**found.job, companion.key: there})
-            refuse_excess(found.job)
-        return found
+                beside = without_managed_fields(self.transport.request("GET", where))
+                read_at = replace(read_at, job=replace(read_at.job, companion=beside))
+            refuse_excess(read_at.job)
+        return read_at
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change, ten times a second at most; see Backend.watch.
@@ -233,11 +233,12 @@ class ClusterBackend(Creation):
         """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
         where = "" if all_namespaces else self.namespace
         query = _query(selector)
-        reflections = [
-            reflect(self.transport, job_path(one, where), query, stop=stop, keep=one.is_training)
-            for one in TARGETS
-        ]
-        return merged(reflections, stop=stop)
+
+        def changes(target: Target) -> Iterator[CollectionChange]:
+            keep = lambda item: target.is_training(Job(item, target))  # noqa: E731
+            return reflect(self.transport, job_path(target, where), query, stop=stop, keep=keep)
+
+        return merged([changes(target) for target in TARGETS], stop=stop)
 
     def logs(
         self,
@@ -289,9 +290,9 @@ class ClusterBackend(Creation):
                 grace period.
         """
         job = self._get(ref)
-        target = target_of(job)
+        target = job.target
         verb = "suspended" if value else "resumed"
-        if Object(job).deleting:
+        if job.deleting:
             raise BackendError(
                 f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` shows what it"
                 " is waiting for; submit it again when it is gone"
@@ -303,7 +304,7 @@ class ClusterBackend(Creation):
             whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
-        uid = Object(job).uid
+        uid = job.uid
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
         self.transport.request("PATCH", job_path(target, *_namespace_and_name(ref)), body=body)
 
@@ -370,30 +371,29 @@ class ClusterBackend(Creation):
     def _is_replaced(self, ref: JobRef) -> bool:
         """Whether another job of its kind and name is there instead of this one."""
         try:
-            return Object(self._get(replace(ref, uid=""))).uid != ref.uid
+            return self._get(replace(ref, uid="")).uid != ref.uid
         except JobNotFound:
             return False
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _get(self, ref: JobRef) -> Json:
+    def _get(self, ref: JobRef) -> Job:
         """The job; where its kind is not known, the first one of its name, k8sjob's own first."""
         by_others = None
         for job in self._of_name(ref):
-            if ref.kind or not target_of(job).shared_kind or is_ours(job):
+            if ref.kind or not job.target.shared_kind or is_ours(job.raw):
                 return job
             by_others = by_others or job
         if by_others is None:
             raise self._not_found(ref)
         return by_others
 
-    def _of_name(self, ref: JobRef) -> Iterator[Json]:
+    def _of_name(self, ref: JobRef) -> Iterator[Job]:
         unserved, found, ignored = None, False, ""
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                job = without_managed_fields(
-                    self.transport.request("GET", job_path(target, *_namespace_and_name(ref)))
-                )
+                where = job_path(target, *_namespace_and_name(ref))
+                answer = without_managed_fields(self.transport.request("GET", where))
             except ApiError as error:
                 if not is_absent(error):
                     if ref.kind or error.code not in _NOT_SERVED:
@@ -401,12 +401,14 @@ class ClusterBackend(Creation):
                     if target is DEFAULT:  # who has only its kind may not read the others
                         unserved = error
                 continue
+            about = {"apiVersion": target.api_version, "kind": target.kind}
+            job = Job({**about, **answer}, target)
             if not ref.kind and not target.is_training(job):
                 ignored = ignored or target.kind
                 continue
-            if Object(job).name == ref.name and ref.uid in {"", Object(job).uid}:
+            if job.name == ref.name and ref.uid in {"", job.uid}:
                 found = True
-                yield {"apiVersion": target.api_version, "kind": target.kind, **job}
+                yield job
         if ignored and not found:
             raise JobNotFound(
                 f"{ref} is a {ignored}, but no training job that k8sjob follows: its pods have no"
@@ -417,7 +419,7 @@ class ClusterBackend(Creation):
             raise unserved
 
     def _kind(self, ref: JobRef) -> Target:
-        return of_kind(ref.kind) if ref.kind else target_of(self._get(ref))
+        return of_kind(ref.kind) if ref.kind else self._get(ref).target
 
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(

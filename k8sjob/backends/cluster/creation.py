@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
-from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind, sent, target_of
+from k8sjob.targets.api import Job
+from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,14 +47,14 @@ class Creation:
         What it needs beside it is created first, and then belongs to the job; where the server
         refuses the job, it is removed again.
         """
-        manifest, beside = plan.manifest, target_of(plan.manifest).companion
-        ref, there = self.ref_of(manifest), None
-        self.dry_run(manifest)
+        job, beside = plan.job, plan.job.target.companion
+        ref, there = self.ref_of(job), None
+        self.dry_run(job)
         self.wait_for_leftovers(ref)
-        if beside and plan.companion:
-            there = self._companion(beside, plan.companion, manifest)
+        if beside and job.companion:
+            there = self._companion(beside, job.companion, job)
         try:
-            made = self.create_manifest(manifest)
+            created = self.create_manifest(job)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may an object that was created although the answer was lost.
             if beside and there and 400 <= error.code < 500:
@@ -60,16 +62,16 @@ class Creation:
                     delete_as_read(self.transport, beside.path(ref.namespace, ref.name), there)
             raise
         if beside and there:
-            owner = {key: manifest[key] for key in ("apiVersion", "kind")}
-            owner |= {"name": ref.name, "uid": Object(made).uid}
+            owner = {key: job.raw[key] for key in ("apiVersion", "kind")}
+            owner |= {"name": ref.name, "uid": created.uid}
             meta = {"uid": Object(there).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 where = beside.path(ref.namespace, ref.name)
                 self.transport.request("PATCH", where, body={"metadata": meta})
-        self._give_way(ref, made)
-        return JobRef.of(made)
+        self._give_way(ref, created)
+        return JobRef.of(created)
 
-    def _give_way(self, ref: JobRef, made: Json) -> None:
+    def _give_way(self, ref: JobRef, created: Job) -> None:
         """Remove a job again if, when it was created, a job of another kind had its name.
 
         Two clients may see a free name at the same time, and no server refuses the same name of
@@ -81,19 +83,19 @@ class Creation:
         """
         then = {
             "fieldSelector": f"metadata.name={ref.name}",
-            "resourceVersion": str(Object(made).metadata.get("resourceVersion")),
+            "resourceVersion": str(created.metadata.get("resourceVersion")),
             "resourceVersionMatch": "Exact",
         }
         for target in TARGETS:
-            if target is target_of(made):
+            if target is created.target:
                 continue
-            found: list[Json] = []
+            items: list[Json] = []
             with suppress(ApiError):  # the kind is not served, or may not be read
                 where = job_path(target, ref.namespace)
-                found = self.transport.request("GET", where, query=then).get("items") or []
-            if any(is_ours(one) or target.is_training(one) for one in found):
+                items = self.transport.request("GET", where, query=then).get("items") or []
+            if any(is_ours(item) or target.is_training(Job(item, target)) for item in items):
                 with suppress(ApiError):
-                    self.delete_job(target_of(made), JobRef.of(made))
+                    self.delete_job(created.target, JobRef.of(created))
                 raise JobExists(
                     f"{ref} already exists: another client created a {target.kind} of that name a"
                     f" moment earlier, so the new {ref.kind} was removed again; replace the other"
@@ -135,9 +137,9 @@ class Creation:
                 time.sleep(_LOOK_SECONDS)
                 there = self.transport.request("GET", where)
 
-    def _companion(self, beside: Companion, body: Json, manifest: Json) -> Json:
+    def _companion(self, beside: Companion, body: Json, job: Job) -> Json:
         """Create a job's companion object unless it exists; JobExists if the job does."""
-        ref = self.ref_of(manifest)
+        ref = self.ref_of(job)
         where, its_own = beside.path(ref.namespace), beside.path(ref.namespace, ref.name)
         begun = time.monotonic()
         deadline = begun + SUBMIT_SECONDS
@@ -166,26 +168,26 @@ class Creation:
                         if late:
                             delete_as_read(self.transport, its_own, there)
                             continue
-                    self.dry_run(manifest)
+                    self.dry_run(job)
                 time.sleep(1)  # it goes with the job that it belonged to
 
-    def create_manifest(self, manifest: Json) -> Json:
+    def create_manifest(self, job: Job) -> Job:
         """Create a job by one request, and return it; nothing is overwritten.
 
         Tries again for a minute where the connection breaks, without creating the job twice; so
-        call dry_run first, which fails at once where the apiserver cannot be reached. A manifest
+        call dry_run first, which fails at once where the apiserver cannot be reached. A job
         without a namespace gets the back end's.
 
         Raises:
             JobExists: one of that name is there, finished or not.
             BackendError: the cluster refuses it; nothing was created.
         """
-        ref = self.ref_of(manifest)
+        ref = self.ref_of(job)
         with _conflict_as_job_exists(ref):
-            return self._post(ref, manifest)
+            return replace(job, raw=self._post(ref, job))
 
-    def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
-        """The object that the server would store, with its defaults; nothing is stored.
+    def dry_run(self, job: Job, *, name_free: bool = False) -> Job:
+        """The job that the server would store, with its defaults; nothing is stored.
 
         With `name_free` it is as if no job of its name were there.
 
@@ -193,20 +195,17 @@ class Creation:
             JobExists: one of that name is there, finished or not.
             BackendError: the server would refuse it; with the fields, where it names them.
         """
-        ref, target = self.ref_of(manifest), target_of(manifest)
-        where, body = job_path(target, ref.namespace), sent(manifest)
-        stored = {}
-        if beside := keyed(target):
-            made = self._as_stored(beside.path(ref.namespace), manifest[beside.key])
-            stored = {beside.key: made}
+        ref, where = self.ref_of(job), job_path(job.target, self.ref_of(job).namespace)
+        beside = keyed(job.target)
+        if beside and job.companion:
+            stored = self._as_stored(beside.path(ref.namespace), job.companion)
+            job = replace(job, companion=stored)
         try:
             if name_free:
-                return {**self._as_stored(where, body), **stored}
+                return replace(job, raw=self._as_stored(where, job.raw))
             with _conflict_as_job_exists(ref):
-                answer = without_managed_fields(
-                    self.transport.request("POST", where, query=_DRY_RUN, body=body)
-                )
-                return {**answer, **stored}
+                answer = self.transport.request("POST", where, query=_DRY_RUN, body=job.raw)
+                return replace(job, raw=without_managed_fields(answer))
         except ApiError as error:
             if not (beside and beside.is_missed(error.detail)):
                 raise
@@ -214,7 +213,7 @@ class Creation:
             with suppress(ApiError):
                 self.transport.request("GET", f"{where}/{ref.name}")
                 raise _exists(ref)
-        return {**body, **stored}
+        return job
 
     def _as_stored(self, where: str, body: Json) -> Json:
         """The object as the server would store it, whether or not one of its name exists."""
@@ -230,19 +229,18 @@ class Creation:
         Object(answer).metadata["name"] = name
         return answer
 
-    def _post(self, ref: JobRef, manifest: Json) -> Json:
+    def _post(self, ref: JobRef, job: Job) -> Json:
         """Create the job. A POST without an answer may have created it: then it is found again."""
-        target, body = target_of(manifest), sent(manifest)
-        where = job_path(target, ref.namespace)
+        where, companion = job_path(job.target, ref.namespace), job.target.companion
         begun = time.monotonic()
         deadline = begun + SUBMIT_SECONDS
         lost = False
         while True:
             try:
-                return self.transport.request("POST", where, query=_STRICT, body=body)
+                return self.transport.request("POST", where, query=_STRICT, body=job.raw)
             except ApiError as error:
                 # The webhook's controller may not know the companion object yet.
-                if target.companion and target.companion.is_missed(error.detail):
+                if companion and companion.is_missed(error.detail):
                     if time.monotonic() > begun + _CUT_OFF_SECONDS:
                         raise
                     time.sleep(_LOOK_SECONDS)
@@ -251,17 +249,16 @@ class Creation:
                     there = without_managed_fields(
                         self.transport.request("GET", f"{where}/{ref.name}")
                     )
-                    if same_manifest(there, manifest):
+                    if same_manifest(there, job.raw):
                         return there
                 if not _is_unavailable(error) or time.monotonic() > deadline:
                     raise
                 lost = True
                 time.sleep(1)
 
-    def ref_of(self, manifest: Json) -> JobRef:
-        """The job that a manifest is of."""
-        own = Object(manifest)
-        return JobRef(own.name, own.namespace or self.namespace, kind=manifest.get("kind") or "")
+    def ref_of(self, job: Job) -> JobRef:
+        """The reference to a job that is to be created."""
+        return replace(JobRef.of(job), namespace=job.namespace or self.namespace, uid="")
 
 
 def delete_as_read(transport: Transport, path: str, there: Json) -> None:

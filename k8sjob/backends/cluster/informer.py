@@ -15,6 +15,7 @@ from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
+from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import (
     events_below,
     excess,
@@ -22,7 +23,6 @@ from k8sjob.targets.jobs import (
     job_path,
     of_kind,
     own_pods,
-    target_of,
     with_child,
 )
 
@@ -41,9 +41,9 @@ MIN_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 0.2
 
 
-def snapshot(transport: Transport, job: Json) -> Snapshot:
+def snapshot(transport: Transport, job: Job) -> Snapshot:
     """A job as it was just read, with all events; without those that the user may not read."""
-    own_job = Object(job)
+    own_job = job
     name, namespace = own_job.name, own_job.namespace
     events_path = path("events", namespace)
 
@@ -63,7 +63,7 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
                 return []
             raise
 
-    target = target_of(job)
+    target = job.target
     of_job = {"labelSelector": target.selector(name)}
     with ThreadPoolExecutor(5) as pool:
         pods = pool.submit(list_all, transport, path("pods", namespace), of_job)
@@ -78,7 +78,7 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
     return Snapshot(with_child(job, there), own, own_events, skew=transport.skew)
 
 
-def refuse_excess(job: Json) -> None:
+def refuse_excess(job: Job) -> None:
     """Raise JobTooLarge for a job that has more than MOST_REPLICAS."""
     if problem := excess(job):
         ref = JobRef.of(job)
@@ -184,9 +184,10 @@ class _Informer:
         with self._news:
             found = {name: list(objects.values()) for name, objects in self._objects.items()}
             notices = tuple(self._notices)
-        job = next((one for one in found["job"] if Object(one).uid == self._ref.uid), None)
-        if job is None:
+        raw = next((item for item in found["job"] if Object(item).uid == self._ref.uid), None)
+        if raw is None:
             return None
+        job = Job(raw, of_kind(self._ref.kind))
         refuse_excess(job)
         others = ["the pods' events", *(f"{name}'s events" for name in self._made)]
         below = (event for name in others for event in found[name] if is_below(job, event))

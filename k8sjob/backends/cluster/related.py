@@ -27,7 +27,7 @@ from k8sjob.kube.objects import (
     is_ours,
     without_managed_fields,
 )
-from k8sjob.targets.jobs import is_suspended, references, target_of
+from k8sjob.targets.jobs import is_suspended, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
@@ -83,7 +84,7 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
-    namespace, job = Object(snapshot.job).namespace, snapshot.job
+    namespace, job = snapshot.job.namespace, snapshot.job
     yield from _nodes(snapshot.pods)
     for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED):
         yield _Lookup(one[0], namespace, one[1], needed=True)
@@ -92,10 +93,10 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
             yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
-    if (beside := target_of(job).companion) and is_ours(job):
-        name, version = Object(job).name, beside.api_version
+    if (beside := job.target.companion) and is_ours(job.raw):
+        name, version = job.name, beside.api_version
         yield _Lookup(beside.resource, namespace, name, needed=True, api_version=version)
-    controller = target_of(job).controller
+    controller = job.target.controller
     if controller.deployment:
         its_own = {"labelSelector": controller.deployment}
         yield _Lookup("deployments", query=its_own)
@@ -103,17 +104,17 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
         yield _Lookup("pods", controller.namespace, query=its_own)
 
 
-def _queue(transport: Transport, job: Json) -> list[Json]:
+def _queue(transport: Transport, job: Job) -> list[Json]:
     """Its Workload in Kueue; of a suspended job also the queue, and who has the queue's quota."""
-    queue, namespace = Object(job).labels.get(QUEUE), Object(job).namespace
+    queue, namespace = job.labels.get(QUEUE), job.namespace
     if not queue:
         return []
-    of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={Object(job).uid}"}
+    of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
     own = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
     if not is_suspended(job):
         return own
     local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
-    if (name := Object(job).labels.get(PRIORITY)) and own and own[0]["kind"] == "Status":
+    if (name := job.labels.get(PRIORITY)) and own and own[0]["kind"] == "Status":
         # Kueue makes no Workload of a job whose class does not exist.
         local += _read_related(
             transport, _Lookup("workloadpriorityclasses", name=name, needed=True)
@@ -140,9 +141,9 @@ def _queue(transport: Transport, job: Json) -> list[Json]:
 
 def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """Its PodGroups with their Events, and Volcano's Queue of each."""
-    job, pods = Object(snapshot.job), map(Object, snapshot.pods)
+    job, pods = snapshot.job, map(Object, snapshot.pods)
     names = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
-    if target_of(job.raw).gang(job.raw) is not None:
+    if job.target.gang(job) is not None:
         names.add(job.name)
     lookups = []
     for name in sorted(names - _NO_NAMES)[:_MAX_GROUPS]:
@@ -162,7 +163,7 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
 def _init_outputs(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """The last lines of init containers that fail, of each the first Pod's."""
     outputs: dict[str, Json] = {}
-    namespace = Object(snapshot.job).namespace
+    namespace = snapshot.job.namespace
     for pod in map(Pod, snapshot.pods):
         for status, _ in pod.failed_inits:
             name = str(status.raw.get("name"))

@@ -32,7 +32,7 @@ from k8sjob.backends.local.runs import (
 )
 from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.kube.objects import Object, new_event, stamp
+from k8sjob.kube.objects import new_event, stamp
 from k8sjob.targets.jobs import has_ended, is_suspended
 from k8sjob.targets.lifecycle import is_expired
 
@@ -117,9 +117,9 @@ class LocalBackend:
             if notice:
                 prepared.notice("NotResumed", notice)
             now, job = datetime.now(UTC), prepared.job
-            Object(job).metadata.update(uid=ref.uid, creationTimestamp=stamp(now))
-            events = [new_event(job, "Warning", *notice, now) for notice in prepared.notices]
-            write_json(draft.state, {"job": job, "pods": [], "events": events})
+            job.metadata.update(uid=ref.uid, creationTimestamp=stamp(now))
+            events = [new_event(job.raw, "Warning", *notice, now) for notice in prepared.notices]
+            write_json(draft.state, {"job": job.raw, "pods": [], "events": events})
             launch_data = {
                 "checkpoints": identity,
                 "source": source,
@@ -194,7 +194,7 @@ class LocalBackend:
         """All jobs, the newest first; those past their ttl_after_finished are removed."""
         snapshots = []
         for folder, snapshot in self._states():
-            expired = has_ended(snapshot.job) and is_expired(snapshot.job, datetime.now(UTC))
+            expired = has_ended(snapshot.job) and is_expired(snapshot.job.raw, datetime.now(UTC))
             if expired and not folder.supervisor():
                 folder.remove()
             else:

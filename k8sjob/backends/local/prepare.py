@@ -42,7 +42,7 @@ from k8sjob.kube.objects import Object, containers, training
 from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import pod_specs, target_of
+from k8sjob.targets.jobs import pod_specs
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import Store
     from k8sjob.kube.objects import Json
     from k8sjob.spec import Volume
+    from k8sjob.targets.api import Job
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _ALWAYS_IGNORED: Final = "**/.git\n**/.venv\n**/__pycache__\n"
@@ -78,7 +79,7 @@ class Prepared:
         notices: what is different on this machine: reason and message.
     """
 
-    job: Json
+    job: Job
     launches: dict[str, Launch] = field(default_factory=dict)
     notices: list[tuple[str, str]] = field(default_factory=list)
 
@@ -99,10 +100,11 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     """
     places.store.make()
     plan = places.plan
-    prepared = Prepared(deepcopy(plan.manifest))
-    Object(prepared.job).metadata["namespace"] = LOCAL
+    prepared = Prepared(deepcopy(plan.job))
+    prepared.job.metadata["namespace"] = LOCAL
     if plan.spec.kueue_queue and not plan.spec.policy.suspend:
-        prepared.job = merge(prepared.job, target_of(prepared.job).suspension(value=False))
+        resumed = merge(prepared.job.document, prepared.job.target.suspension(value=False))
+        prepared.job = prepared.job.with_document(resumed)
         prepared.notice(
             "NoQueue",
             f"queue {plan.spec.kueue_queue!r} exists only in the cluster: the job starts at once",
@@ -111,7 +113,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = {
         group.name(index): (Role(group.role), index)
-        for group in target_of(prepared.job).replicas(prepared.job)
+        for group in prepared.job.target.replicas(prepared.job)
         for index in range(group.count)
     }
     gpus = _gpus(plan, list(replicas), prepared)
@@ -226,7 +228,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
         for name, value in env.items()
     }
     env |= _local_env(prepared, places, folders, gpus)
-    env |= target_of(prepared.job).injected_env(prepared.job, role, index)
+    env |= prepared.job.target.injected_env(prepared.job, role, index)
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     own = after_agent(argv)
     return Launch(
@@ -270,8 +272,8 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
     return env
 
 
-def _field(job: Json, path: str, role: Role, index: int) -> str:
-    own = Object(job)
+def _field(job: Job, path: str, role: Role, index: int) -> str:
+    own = job
     known: dict[str, str] = {
         "metadata.name": f"{own.name}-{role.lower()}-{index}",
         "metadata.namespace": own.namespace,

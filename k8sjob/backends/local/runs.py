@@ -19,7 +19,7 @@ from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
-from k8sjob.targets.jobs import DEFAULT, has_ended, replica_of
+from k8sjob.targets.jobs import DEFAULT, has_ended, job_of, replica_of
 from k8sjob.targets.lifecycle import fail
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def read_state(folder: JobFolder) -> Snapshot:
     """
     try:
         state = _read_valid_state(folder)
-        if not (has_ended(state["job"]) or folder.supervisor()):
+        if not (has_ended(job_of(state["job"])) or folder.supervisor()):
             state = _read_valid_state(folder)  # it may have ended in between
-            if not has_ended(state["job"]):
+            if not has_ended(job_of(state["job"])):
                 state = _mark_lost(state, folder)
     except (BackendError, FileNotFoundError) as error:
         if folder.is_gone:
@@ -52,7 +52,7 @@ def read_state(folder: JobFolder) -> Snapshot:
                 f"{LOCAL}/{folder.name} is gone; `k8sjob list` shows the existing jobs"
             ) from None
         state = _damaged(folder, error)
-    return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
+    return Snapshot(job_of(state["job"]), tuple(state["pods"]), tuple(state["events"]))
 
 
 def _read_valid_state(folder: JobFolder) -> Json:
@@ -277,7 +277,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 def _succeeded(folder: JobFolder) -> bool:
     with suppress(JobNotFound):
-        return Object(read_state(folder).job).condition("Succeeded").true
+        return read_state(folder).job.condition("Succeeded").true
     return False
 
 

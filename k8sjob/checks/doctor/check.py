@@ -10,7 +10,10 @@ from k8sjob.findings import Finding, Severity
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Json
-from k8sjob.targets.api import Target  # noqa: TC001 - as those above
+from k8sjob.targets.api import (
+    Job,
+    Target,
+)
 from k8sjob.targets.jobs import DEFAULT
 
 
@@ -88,7 +91,7 @@ class ClusterFacts:
     allowed: Mapping[Permission, bool] = field(default_factory=dict)
     usage: Usage | None = None
     target: Target = DEFAULT
-    job: Json | None = None
+    job: Job | None = None
 
     def one(self, question: str) -> Json | None:
         """The object; None if there is none, or it may not be read."""
@@ -109,7 +112,7 @@ class ClusterFacts:
     def kueue_manages(self) -> bool | None:
         """Whether Kueue manages jobs of the kind, by a dry run; None: that is not known."""
         if answer := self.one("queue dry run"):
-            return self.target.is_suspended(answer)
+            return self.target.is_suspended(Job(answer, self.target))
         error, companion = self.error("queue dry run"), self.target.companion
         if error is None or not self.target.kueue_patch:
             return None

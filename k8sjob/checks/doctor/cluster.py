@@ -10,7 +10,7 @@ from k8sjob.checks.doctor.controller import flag, init_containers
 from k8sjob.contract import Role, counted
 from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
-from k8sjob.targets.jobs import pod_specs, target_of
+from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
@@ -71,8 +72,7 @@ def _init_container(facts: ClusterFacts, seen: str) -> Finding:
     It is put in front of the Workers only of jobs with a Master.
     """
     topic = "pod-security"
-    roles = {role for role, _, _ in pod_specs(facts.job or {})}
-    of_both = facts.job is None or roles == set(Role)
+    of_both = facts.job is None or {role for role, _, _ in pod_specs(facts.job)} == set(Role)
     if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
     if any(_forbids_escalation(container) for _, container in init_containers(facts)):
@@ -148,9 +148,9 @@ def quotas(facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-def quota_need(job: Json) -> Amounts:
+def quota_need(job: Job) -> Amounts:
     """The amounts that a job adds to a ResourceQuota, under the names that quotas use."""
-    target, one = target_of(job), Decimal(1)
+    target, one = job.target, Decimal(1)
     made = [(target.resource, target.api_version)]
     made += [(below.resource, below.api_version) for below in target.made]
     need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
@@ -166,7 +166,7 @@ def quota_need(job: Json) -> Amounts:
     return need | aliases
 
 
-def _unspecified(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+def _unspecified(job: Job, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
     """The amounts in a quota that some container neither states nor gets from a LimitRange."""
     lacking = []
     for what in counted:
@@ -179,7 +179,7 @@ def _unspecified(job: Json, counted: Iterable[str], filled: Iterable[str]) -> li
     return lacking
 
 
-def _all_state(job: Json, group: str, resource: str) -> bool:
+def _all_state(job: Job, group: str, resource: str) -> bool:
     groups = {group, "limits"}  # a limit is taken for a request that is not there
     return all(
         any(resource in Object(container).part("resources", one) for one in groups)
@@ -224,13 +224,13 @@ def limits(facts: ClusterFacts) -> Iterator[Finding]:
         for item in Object(limit_range).spec.get("limits") or ():
             most = amounts(item.get("max"))
             if most and item.get("type") in {"Container", "Pod"}:
-                yield _limit(Object(limit_range).name, item["type"], most, facts.job or {})
+                yield _limit(Object(limit_range).name, item["type"], most, facts.job)
 
 
-def _limit(name: str, kind: str, most: Amounts, job: Json) -> Finding:
+def _limit(name: str, kind: str, most: Amounts, job: Job | None) -> Finding:
     over = tuple(
         f"{role}: {what} {as_text(what, asked[what])}"
-        for role, _, pod in pod_specs(job)
+        for role, _, pod in (pod_specs(job) if job else ())
         for asked in _limits_of(pod, kind)
         for what in most
         if asked.get(what, 0) > most[what]

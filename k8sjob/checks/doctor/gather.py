@@ -24,8 +24,6 @@ from k8sjob.targets.jobs import (
     keyed,
     namesake,
     references,
-    sent,
-    target_of,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Target
+    from k8sjob.targets.api import Job, Target
 
 _AT_ONCE: Final = 8
 _NEEDS_TIMEOUT: Final = 3.0
@@ -57,13 +55,13 @@ _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 def gather(
-    transport: Transport, namespace: str, job: Json | None = None, *, target: Target = DEFAULT
+    transport: Transport, namespace: str, job: Job | None = None, *, target: Target = DEFAULT
 ) -> ClusterFacts:
     """Everything about a cluster that a submission depends on; nothing in it is changed.
 
     The rendered job is the one to be submitted; without one, `target` is the kind that is meant.
     """
-    target = target_of(job) if job else target
+    target = job.target if job else target
     start = time.monotonic()
     version = _ask(transport, "GET", "/version")
     facts = ClusterFacts(
@@ -87,8 +85,8 @@ def gather(
         }
         questions |= _ask_needs(pool, transport, namespace, job)
         good, bad = minimal_job(target), minimal_job(target, refused=True)
-        for name, body in (("dry run", job or good), ("bad dry run", bad)):
-            questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
+        for name, asked_for in (("dry run", job or good), ("bad dry run", bad)):
+            questions[name] = pool.submit(_dry_run, transport, asked_for, namespace)
         reviews = {
             one: pool.submit(review, transport, one, namespace) for one in all_permissions(target)
         }
@@ -104,15 +102,15 @@ def gather(
         )
 
 
-def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) -> Answer:
+def _dry_run(transport: Transport, job: Job, namespace: str) -> Answer:
     """The apiserver's answer to a job, or to its companion if it refuses that."""
-    where = job_path(target, namespace)
-    if companion := keyed(target):
-        body = _in_namespace(job[companion.key], namespace)
-        found = _ask(transport, "POST", companion.path(namespace), query=_DRY_RUN, body=body)
-        if isinstance(found, ApiError) and found.code != 409:
-            return found
-    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in_namespace(job, namespace))
+    where = job_path(job.target, namespace)
+    if (companion := keyed(job.target)) and job.companion:
+        body = _in_namespace(job.companion, namespace)
+        answer = _ask(transport, "POST", companion.path(namespace), query=_DRY_RUN, body=body)
+        if isinstance(answer, ApiError) and answer.code != 409:
+            return answer
+    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in_namespace(job.raw, namespace))
 
 
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
@@ -132,7 +130,7 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
         yield "operator's own namespace", (own, query)
 
 
-def gather_needs(transport: Transport, namespace: str, job: Json) -> ClusterFacts:
+def gather_needs(transport: Transport, namespace: str, job: Job) -> ClusterFacts:
     """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
     All at once, a few seconds at most; what may not be read, or does not respond, is left out.
@@ -142,25 +140,24 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> ClusterFact
         where = resource_path("namespaces", name=namespace)
         asked["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=_NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
-    kind = target_of(job)
+    kind = job.target
     return ClusterFacts(
         context=transport.context, namespace=namespace, answers=answers, target=kind, job=job
     )
 
 
 def _ask_needs(
-    pool: Executor, transport: Transport, namespace: str, job: Json | None, timeout: float = 30.0
+    pool: Executor, transport: Transport, namespace: str, job: Job | None, timeout: float = 30.0
 ) -> dict[str, Future[Answer]]:
     """The questions about what a job names: objects, its queue, its gang scheduler."""
-    named = references(job or {})
+    named = references(job) if job else []
     questions = {
         str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
     }
-    target = target_of(job or {})
-    if job is None or not (QUEUE in Object(job).labels or target.gang(job)):
+    if job is None or not (QUEUE in job.labels or job.target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
-    path = job_path(target, namespace)
+    path = job_path(job.target, namespace)
     if queue := next((one for one in named if one.kind == "queue"), None):
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.
         local = questions[str(queue)]
@@ -181,15 +178,15 @@ def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) 
     return _ask(transport, "GET", path, timeout=timeout)
 
 
-def _started(job: Json) -> Json:
+def _started(job: Job) -> Json:
     """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
-    meta = {**Object(job).metadata, "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
-    target = target_of(job)
-    started: Json = merge(job, target.suspension(value=False))
+    meta = {**job.metadata, "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
+    target = job.target
+    started: Json = merge(job.raw, target.suspension(value=False))
     return {**started, "metadata": meta, "spec": {**Object(started).spec, **target.kueue_patch}}
 
 
-def minimal_job(target: Target, *, refused: bool = False) -> Json:
+def minimal_job(target: Target, *, refused: bool = False) -> Job:
     """The smallest job of a kind that a cluster accepts, or that its own webhook refuses."""
     container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
     name = f"k8sjob-doctor-{secrets.token_hex(4)}"
@@ -197,8 +194,8 @@ def minimal_job(target: Target, *, refused: bool = False) -> Json:
     return make(name, {"containers": [container]})
 
 
-def _in_namespace(job: Json, namespace: str) -> Json:
-    return {**sent(job), "metadata": {**Object(job).metadata, "namespace": namespace}}
+def _in_namespace(item: Json, namespace: str) -> Json:
+    return {**item, "metadata": {**Object(item).metadata, "namespace": namespace}}
 
 
 def _ask(

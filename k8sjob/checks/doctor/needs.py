@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.api_resources import ObjectReference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})
@@ -75,7 +76,7 @@ def named_objects(facts: ClusterFacts) -> Iterator[Finding]:
 
 def queue(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether Kueue manages the job, and whether its queue can ever admit it."""
-    if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
+    if facts.job is None or not (name := facts.job.labels.get(QUEUE)):
         return
     groups, managed = _groups(facts), facts.kueue_manages
     without = "or remove kueue_queue from the job.yaml; otherwise the job never starts"
@@ -124,12 +125,14 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
             "have the namespace selected there, or use another queue; otherwise the job never"
             " starts",
         )
-    job = facts.job or {}
-    fewest = Object(job).annotations.get(MIN_PARALLELISM)
-    sets = {one.path: (0, pod_requests(one.pod)) for one in facts.target.replicas(job)}
-    for one in facts.target.replicas(job):  # those of one template get one flavor
-        count, each = sets[one.path]
-        sets[one.path] = count + one.count, each
+    if facts.job is None:
+        return
+    fewest = facts.job.annotations.get(MIN_PARALLELISM)
+    roles = facts.target.replicas(facts.job)
+    sets = {role.path: (0, pod_requests(role.pod)) for role in roles}
+    for role in roles:  # those of one template get one flavor
+        count, each = sets[role.path]
+        sets[role.path] = count + role.count, each
     pods = list(sets.values())
     for reason, declared in excess(cluster, [(int(fewest), pods[0][1])] if fewest else pods):
         if declared:
@@ -176,7 +179,7 @@ def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[Finding]:
     if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{one} has lost its volume", "have the volume restored")
     modes = set(at_path(claim, "spec", "accessModes") or ())
-    replicas = sum(count for _, count, _ in pod_specs(facts.job or {}))
+    replicas = sum(count for _, count, _ in pod_specs(facts.job)) if facts.job else 0
     if replicas > 1 and modes == {"ReadWriteOncePod"}:
         step = "use a claim that is ReadWriteMany"
         yield problem("objects", f"{one} is for only one pod, and the job has {replicas}", step)
@@ -237,7 +240,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Finding | None:
     )
 
 
-def _check_free_room(job: Json, nodes: Sequence[Node]) -> Finding:
+def _check_free_room(job: Job, nodes: Sequence[Node]) -> Finding:
     """How many replicas find room now, each put on the fullest node that has it."""
     room: dict[str, Amounts] = {
         node.name: {what: node.free(what) for what in node.offers} for node in nodes

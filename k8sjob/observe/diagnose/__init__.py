@@ -84,7 +84,7 @@ def diagnose(
         found += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
-    if not (facts.local or is_ours(snapshot.job)):
+    if not (facts.local or is_ours(snapshot.job.raw)):
         found = [replace(one, next_step=in_manifest(one.next_step)) for one in found]
     return sorted(found, key=lambda finding: finding.severity is Severity.WARNING)
 

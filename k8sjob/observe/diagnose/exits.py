@@ -304,7 +304,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         first = moment(event.get("firstTimestamp")) or event_time(event)
         began = first.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
-        if began and lasted and facts.target.replica_named(facts.job.raw, pod) == end.replica:
+        if began and lasted and facts.target.replica_named(facts.job, pod) == end.replica:
             what = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
             return _finding(end, Cause.KILLED, what, _STEPS["kubelet"][event["reason"]])
     return None

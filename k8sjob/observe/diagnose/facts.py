@@ -18,7 +18,7 @@ from k8sjob.kube.objects import Object, event_time, moment, training
 from k8sjob.observe.diagnose.finding import shortened
 from k8sjob.observe.status import job_status, processes, training_fields
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import replica_names, replica_of, target_of
+from k8sjob.targets.jobs import replica_names, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.finding import Explanation
     from k8sjob.observe.status import JobStatus
-    from k8sjob.targets.api import Target
+    from k8sjob.targets.api import Job, Target
 
 SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
@@ -198,14 +198,14 @@ class Facts:
         return job_status(self.snapshot)
 
     @property
-    def job(self) -> Object:
-        """The job as an object."""
-        return Object(self.snapshot.job)
+    def job(self) -> Job:
+        """The job."""
+        return self.snapshot.job
 
     @property
     def target(self) -> Target:
         """The kind of the job."""
-        return target_of(self.snapshot.job)
+        return self.snapshot.job.target
 
     @property
     def kubectl_name(self) -> str:

@@ -94,7 +94,7 @@ def deleting(facts: Facts) -> Iterator[Finding]:
                 f"; the webhook of {name} must allow its end, or k8sjob delete"
                 f" {facts.job_argument} removes it without that"
             )
-    what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
+    what = f"{deletion(facts.job)}, for {age(begun, facts.now)}"
     yield Finding(Cause.DELETING, what, step)
 
 
@@ -113,7 +113,7 @@ def ended_by_deadline(facts: Facts) -> bool:
 
 
 def _deadline(facts: Facts) -> int | None:
-    return facts.target.active_deadline(facts.snapshot.job)
+    return facts.target.active_deadline(facts.job)
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
@@ -135,7 +135,7 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
     if any(text in message for text in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
-            policies = {one.restart_policy for one in facts.target.replicas(facts.snapshot.job)}
+            policies = {one.restart_policy for one in facts.target.replicas(facts.job)}
             keep, deletes = "with policy.restart_policy Never", policies != {"Never"}
             if facts.target.keeps_ended_pods:
                 keep, deletes = "without policy.restart_policy OnFailure", "OnFailure" in policies
@@ -167,7 +167,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
     """
     seconds, started = _deadline(facts), facts.status.started
-    state, (_, noticed) = facts.status.state, facts.target.times(facts.snapshot.job)
+    state, (_, noticed) = facts.status.state, facts.target.times(facts.job)
     if noticed or state.finished or state in _HELD or seconds is None or started is None:
         return
     end = started + timedelta(seconds=seconds)
@@ -214,7 +214,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
         return
     name = facts.target.controller.name
-    if manager := facts.target.managed_by(facts.snapshot.job):
+    if manager := facts.target.managed_by(facts.job):
         yield Finding(
             Cause.OPERATOR_SILENT,
             f"the job is managed by {manager} (managedBy); {name} ignores it",
@@ -246,7 +246,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
 def _activity_times(facts: Facts) -> Iterator[datetime]:
     yield from (event_time(event) for event in facts.snapshot.events)
     yield from (pod.created_at for pod in facts.pods if pod.created_at)
-    for condition in Object(facts.snapshot.job).status.get("conditions") or ():
+    for condition in facts.job.status.get("conditions") or ():
         if changed := moment(condition.get("lastTransitionTime")):
             yield changed
 
@@ -265,7 +265,7 @@ def left_early(facts: Facts) -> Iterator[Finding]:
     """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
     first = next(iter(facts.ranks), "")
-    if facts.status.state.finished or not running or reporting_replica(facts.snapshot.job) != first:
+    if facts.status.state.finished or not running or reporting_replica(facts.job) != first:
         return  # workers of a parameter server end each at its time
     left = {
         pod.replica: pod.trained_until
@@ -366,7 +366,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.job.deleting:
         return
-    kept = facts.target.keeps_pods(facts.snapshot.job)
+    kept = facts.target.keeps_pods(facts.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]
     if not pods or facts.now - ended < _CLEAN_UP:
         return
@@ -391,7 +391,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
 
 def _reporter(facts: Facts) -> str:
     """The replica of rank 0; of an elastic group, in which any may have it, the last that wrote."""
-    job = facts.snapshot.job
+    job = facts.job
     if not facts.target.is_elastic(job):
         return reporting_replica(job) if facts.ranks else ""
     written = {

@@ -25,7 +25,7 @@ def equal_steps(facts: Facts) -> str:
         replica.restarts for replica in facts.status.replicas
     )
     volumes = (
-        volume for _, _, spec in pod_specs(facts.job.raw) for volume in spec.get("volumes") or ()
+        volume for _, _, spec in pod_specs(facts.job) for volume in spec.get("volumes") or ()
     )
     shared = any(not _OF_ONE_POD.issuperset(volume) for volume in volumes)
     own_disks = restarted and not shared and len(facts.ranks) > 1

@@ -174,7 +174,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         name = subject.get("name", "")
         if _is_of_an_earlier_job(facts, name, messages):
             continue
-        one = _of_event(event, facts.target.replica_named(facts.job.raw, name) or name)
+        one = _of_event(event, facts.target.replica_named(facts.job, name) or name)
         # The kill follows from another reason for leaving the node.
         if one and not (uid in found and one.cause is Cause.POD_DELETED):
             found[uid] = replace(one, at=event_time(event))

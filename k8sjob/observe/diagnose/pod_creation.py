@@ -85,7 +85,7 @@ def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    quoted = (facts.target.replica_named(facts.job.raw, one) for one in _QUOTED.findall(message))
+    quoted = (facts.target.replica_named(facts.job, one) for one in _QUOTED.findall(message))
     return next(filter(None, quoted), "")
 
 
@@ -106,7 +106,7 @@ def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
     )
     owners = (owner for pod in facts.pods for owner in pod.owners)
     there = {str(one.get("name")) for one in (*owners, *subjects)}
-    there.add(Object(facts.job.part("child")).name)
+    there.add(Object(facts.job.child or {}).name)
     return not there.isdisjoint(_QUOTED.findall(message))
 
 
@@ -123,7 +123,7 @@ def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
         if event.get("reason") == reason and event_time(event) > event_time(refusal)
     )
     named = facts.target.replica_named
-    return any(not replica or named(facts.job.raw, one) == replica for one in later)
+    return any(not replica or named(facts.job, one) == replica for one in later)
 
 
 def _explain(facts: Facts, message: str) -> Explanation:
@@ -161,7 +161,7 @@ def _restricted_step(facts: Facts, message: str) -> str:
 
 def _is_restricted(facts: Facts) -> bool:
     """Whether the containers that train have what `security: restricted` gives them."""
-    trains = (Object(training(spec.get("containers"))) for _, _, spec in pod_specs(facts.job.raw))
+    trains = (Object(training(spec.get("containers"))) for _, _, spec in pod_specs(facts.job))
     return all(
         one.part("securityContext").get("allowPrivilegeEscalation") is False for one in trains
     )

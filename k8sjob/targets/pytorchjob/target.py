@@ -18,6 +18,7 @@ from k8sjob.kube.objects import Object, at_path, training, true_conditions
 from k8sjob.targets.api import (
     PORT_NAME,
     Authored,
+    Job,
     JobState,
     LocalReason,
     RecordedEnd,
@@ -139,25 +140,22 @@ class PyTorchJob(Target):
 
         return RULES
 
-    def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
+    def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
         """The operator's variables, which win over those of the manifest."""
-        return operator.operator_env(job, role, index)
+        return operator.operator_env(job.raw, role, index)
 
-    def minimal(self, name: str, pod: Json) -> Json:
+    def minimal(self, name: str, pod: Json) -> Job:
         """Only a Master."""
         master = {"replicas": 1, "template": {"spec": pod}}
-        return {
-            "apiVersion": self.api_version,
-            "kind": self.kind,
-            "metadata": {"name": name},
-            "spec": {"pytorchReplicaSpecs": {Role.MASTER.value: master}},
-        }
+        about = {"apiVersion": self.api_version, "kind": self.kind, "metadata": {"name": name}}
+        spec = {"pytorchReplicaSpecs": {Role.MASTER.value: master}}
+        return Job({**about, "spec": spec}, self)
 
     # --- a job
 
-    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
+    def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
         """spec.pytorchReplicaSpecs; one replica where it gives no number."""
-        specs = Object(job).part("spec", "pytorchReplicaSpecs")
+        specs = job.part("spec", "pytorchReplicaSpecs")
         return tuple(
             RoleReplicas(
                 role,
@@ -170,17 +168,17 @@ class PyTorchJob(Target):
             if role in specs
         )
 
-    def nproc_per_node(self, job: Json) -> str:
+    def nproc_per_node(self, job: Job) -> str:
         """spec.nprocPerNode."""
-        return str(Object(job).spec.get("nprocPerNode") or "")
+        return str(job.spec.get("nprocPerNode") or "")
 
-    def is_elastic(self, job: Json) -> bool:
+    def is_elastic(self, job: Job) -> bool:
         """Whether there is a spec.elasticPolicy."""
-        return Object(job).spec.get("elasticPolicy") is not None
+        return job.spec.get("elasticPolicy") is not None
 
-    def state(self, job: Json) -> tuple[JobState, Json]:
+    def state(self, job: Job) -> tuple[JobState, Json]:
         """The state by the true conditions, the last ones of a job's life first."""
-        true = true_conditions(Object(job).status)
+        true = true_conditions(job.status)
         for state in _PRECEDENCE:
             if state in true:
                 reason = true[state].get("reason")
@@ -188,15 +186,15 @@ class PyTorchJob(Target):
                 return (JobState.STOPPED if stopped else state), true[state]
         return JobState.CREATED, {}
 
-    def times(self, job: Json) -> tuple[str | None, str | None]:
+    def times(self, job: Job) -> tuple[str | None, str | None]:
         """status.startTime and completionTime, which a job lacks that ExitCode has failed."""
-        status = Object(job).status
+        status = job.status
         return status.get("startTime"), status.get("completionTime")
 
-    def counts(self, job: Json, state: JobState) -> dict[str, int]:
+    def counts(self, job: Job, state: JobState) -> dict[str, int]:
         """status.replicaStatuses: Pods that run or have ended; the others are Pending."""
         found: Counter[str] = Counter()
-        for counts in Object(job).part("status", "replicaStatuses").values():
+        for counts in job.part("status", "replicaStatuses").values():
             for phase, key in operator.COUNTED.items():
                 found[phase] += counts.get(key, 0)
         if state.finished and not self.keeps_pods(job):
@@ -206,17 +204,17 @@ class PyTorchJob(Target):
             found["Pending"] = max(asked - found.total(), 0)
         return dict(+found)
 
-    def gang(self, job: Json) -> Json | None:
+    def gang(self, job: Job) -> Json | None:
         """spec.runPolicy.schedulingPolicy."""
         found: Json | None = _policy(job).get("schedulingPolicy")
         return found
 
-    def active_deadline(self, job: Json) -> int | None:
+    def active_deadline(self, job: Job) -> int | None:
         """spec.runPolicy.activeDeadlineSeconds."""
         found: int | None = _policy(job).get("activeDeadlineSeconds")
         return found
 
-    def keeps_pods(self, job: Json) -> bool:
+    def keeps_pods(self, job: Job) -> bool:
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
 
@@ -238,14 +236,14 @@ class PyTorchJob(Target):
         more = f",{REPLICA_INDEX} in ({','.join(indexes)})" if indexes else ""
         return f"{JOB_NAME}={name}{more}"
 
-    def replica_named(self, job: Json, pod: str) -> str:
+    def replica_named(self, job: Job, pod: str) -> str:
         """A Pod is called JOB-master-0, JOB-worker-2."""
-        found = re.fullmatch(rf"{re.escape(Object(job).name)}-((?:master|worker)-\d+)", pod)
+        found = re.fullmatch(rf"{re.escape(job.name)}-((?:master|worker)-\d+)", pod)
         return found[1] if found else ""
 
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
+    def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Pods that failed and still existed, then those of which only the exit code is known."""
-        name, events = Object(job).name, list(events)
+        name, events = job.name, list(events)
         for pattern in (_FAILED, _EXITED):
             for event in events:
                 if found := pattern.fullmatch(event.get("message", "")):
@@ -259,7 +257,7 @@ class PyTorchJob(Target):
                         whole,
                     )
 
-    def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
+    def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:
         """Under the ExitCode policy, which has no limit of its own."""
         policies = {
             f"{one.role.lower()}-": one.restart_policy for one in self.replicas(job)
@@ -270,7 +268,7 @@ class PyTorchJob(Target):
             int(event.get("count") or 1)
             for event in events
             if (found := _EXITED.fullmatch(event.get("message", "")))
-            and found["pod"] == f"{Object(job).name}-{replica}"
+            and found["pod"] == f"{job.name}-{replica}"
             and int(found["code"]) >= _RETRYABLE_EXIT
         )
 
@@ -294,8 +292,8 @@ def backoff_limit(spec: JobSpec) -> int:
     return restarts * nodes + 1 if restarts else 0
 
 
-def _policy(job: Json) -> Json:
-    return Object(job).part("spec", "runPolicy")
+def _policy(job: Job) -> Json:
+    return job.part("spec", "runPolicy")
 
 
 class PyTorchJobReader:

@@ -10,9 +10,10 @@ from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.jobs.submit import submit_plan
-from k8sjob.kube.objects import MANAGED_BY, MANIFEST_DIGEST, Object
+from k8sjob.kube.objects import MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import job_of
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 ONE = f"{JOBS}/one"
@@ -103,19 +104,19 @@ def there(script, listed):
 def test_a_job_is_made_by_one_request(backend, script):
     script.on("POST", JOBS, job())
     manifest = {"kind": "PyTorchJob", "metadata": {"name": "one"}, "spec": {}}
-    assert JobRef.of(backend.create_manifest(manifest)) == JobRef("one", "team", "uid-1")
+    assert JobRef.of(backend.create_manifest(job_of(manifest))) == JobRef("one", "team", "uid-1")
     assert script.asked == [("POST", JOBS, {"fieldValidation": "Strict"}, manifest)]
 
 
 def test_a_manifests_own_namespace_counts(backend, script):
     other = JOBS.replace("team", "other")
     script.on("POST", other, job(namespace="other"))
-    assert Object(backend.create_manifest(job(namespace="other"))).namespace == "other"
+    assert backend.create_manifest(job_of(job(namespace="other"))).namespace == "other"
 
 
 def test_a_job_that_was_made_although_its_answer_was_lost_is_found(backend, script, error, taken):
     script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="abc"))
-    assert Object(backend.create_manifest(job(digest="abc"))).uid == "uid-1"
+    assert backend.create_manifest(job_of(job(digest="abc"))).uid == "uid-1"
 
 
 def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
@@ -123,12 +124,12 @@ def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
 ):
     script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="other"))
     with pytest.raises(JobExists):
-        backend.create_manifest(job(digest="abc"))
+        backend.create_manifest(job_of(job(digest="abc")))
 
 
 def test_a_request_that_did_not_arrive_is_made_again(backend, script, error):
     script.on("POST", JOBS, error(), error(503, "ServiceUnavailable"), job())
-    assert Object(backend.create_manifest(job())).uid == "uid-1"
+    assert backend.create_manifest(job_of(job())).uid == "uid-1"
 
 
 def test_a_job_of_others_is_neither_replaced_nor_overlooked(
@@ -309,15 +310,15 @@ def test_who_replaces_a_trainjob_by_a_jobset_waits_for_the_jobset_of_that(
 def test_what_no_waiting_mends_is_raised_at_once(reason, backend, script, error):
     script.on("POST", JOBS, error(reason=reason), job())
     with pytest.raises(BackendError, match="connection reset"):
-        backend.create_manifest(job())
+        backend.create_manifest(job_of(job()))
     assert len(script.asked) == 1
 
 
 def test_what_the_server_would_store(backend, script):
     script.on("POST", JOBS, lambda body, _: {**body, "spec": {"defaulted": True}})
-    assert backend.dry_run(job())["spec"] == {"defaulted": True}
+    assert backend.dry_run(job_of(job())).spec == {"defaulted": True}
     assert script.asked[0][2] == {"fieldValidation": "Strict", "dryRun": "All"}
-    assert "managedFields" not in backend.dry_run(job())["metadata"]
+    assert "managedFields" not in backend.dry_run(job_of(job())).metadata
 
 
 @pytest.mark.parametrize("length", [1, 6, 7, 63])
@@ -330,9 +331,9 @@ def test_as_if_the_name_were_free(length, backend, script):
         return {**body, "metadata": {**meta, "name": meta["generateName"] + "x7k2p"}}
 
     script.on("POST", JOBS, stored)
-    answer = backend.dry_run(job(name), name_free=True)
-    assert answer["metadata"]["name"] == name
-    assert "generateName" not in answer["metadata"]
+    answer = backend.dry_run(job_of(job(name)), name_free=True)
+    assert answer.name == name
+    assert "generateName" not in answer.metadata
 
 
 # --- reading
@@ -375,9 +376,9 @@ def test_all_jobs_the_newest_first_and_page_by_page(backend, script, listed):
     more = listed(9, old, more="more", kind="PyTorchJobList")
     script.on("GET", JOBS, more, listed(9, new, kind="PyTorchJobList"))
     found = [snapshot.job for snapshot in backend.jobs(selector="a=b")]
-    assert [j["metadata"]["name"] for j in found] == ["new", "old"]
-    assert {j["kind"] for j in found} == {"PyTorchJob"}
-    assert all("managedFields" not in j["metadata"] for j in found)
+    assert [j.name for j in found] == ["new", "old"]
+    assert {j.raw["kind"] for j in found} == {"PyTorchJob"}
+    assert all("managedFields" not in j.metadata for j in found)
     assert [(q["labelSelector"], q.get("continue")) for q in script.of("GET")[:2]] == [
         ("a=b", None),
         ("a=b", "more"),
@@ -461,7 +462,7 @@ def test_a_job_is_read_with_the_job_below_it(how, backend, jobset):
     found = read(backend, JobRef("one", "team", "uid-1", "JobSet"), how)
     if how != "jobs":
         assert [event["reason"] for event in found.events] == ["own", "SuccessfulCreate"]
-    assert found.job["child"]["metadata"]["name"] == "one-node-0"
+    assert found.job.child["metadata"]["name"] == "one-node-0"
     assert [pod["metadata"]["name"] for pod in found.pods] == ["one-node-0-0-abcde"]
     assert job_status(found).state is JobState.RUNNING
 
@@ -509,7 +510,7 @@ def test_a_trainjob_is_read_with_what_is_made_of_it(how, backend, script, listed
     if how != "jobs":
         assert [event["reason"] for event in found.events] == ["HeadlessServiceCreationFailed"]
     assert [pod["metadata"]["uid"] for pod in found.pods] == ["p"]
-    assert found.job["child"]["metadata"]["uid"] == "its-job"
+    assert found.job.child["metadata"]["uid"] == "its-job"
 
 
 @pytest.mark.parametrize("how", ["snapshot", "watch"])
@@ -544,7 +545,7 @@ def test_each_change_is_reported_until_the_job_is_gone(backend, there):
     )
     states = []
     for snapshot in backend.watch(JobRef("one", "team")):
-        states.append(snapshot.job["status"])
+        states.append(snapshot.job.raw["status"])
         (seen if len(states) == 1 else gone).set()
     assert states == [{}, {"conditions": [{"type": "Succeeded", "status": "True"}]}]
 
@@ -582,7 +583,7 @@ def test_a_connection_that_is_made_again_at_once_is_no_loss(backend, there, list
     there.on("GET", JOBS, listed(1, job()), listed(5, job(version=5)), listed(6))
     there.watched(JOBS, [error()], [{"type": "ERROR", "object": {"code": 410}}])
     *_, last = backend.watch(JobRef("one", "team"))
-    assert last.job["metadata"]["resourceVersion"] == "5"
+    assert last.job.raw["metadata"]["resourceVersion"] == "5"
     assert "ConnectionLost" not in [event["reason"] for event in last.events]
 
 
@@ -590,7 +591,7 @@ def test_a_job_that_was_recreated_while_nobody_watched_is_gone(backend, there, l
     there.on("GET", JOBS, listed(1, job()), listed(5, job(uid="uid-2", version=5)))
     there.watched(JOBS, [error()])
     snapshots = list(backend.watch(JobRef("one", "team")))
-    assert {s.job["metadata"]["uid"] for s in snapshots} == {"uid-1"}
+    assert {s.job.raw["metadata"]["uid"] for s in snapshots} == {"uid-1"}
 
 
 def test_a_watch_without_the_right_to_read_events_says_so(backend, there, error, listed):

@@ -274,7 +274,7 @@ def test_suspend_and_resume(backend, wait, make_plan):
     status = job_status(backend.snapshot(ref))
     assert status.state is JobState.RUNNING
     assert status.started > started
-    conditions = backend.snapshot(ref).job["status"]["conditions"]
+    conditions = backend.snapshot(ref).job.raw["status"]["conditions"]
     assert [(c["type"], c["status"]) for c in conditions if c["type"] == "Suspended"] == [
         ("Suspended", "False")
     ]
@@ -668,7 +668,7 @@ def test_watch_ends_on_stop_and_when_the_job_is_gone(backend, wait, make_plan):
     later = backend.watch(ref)
     next(later)
     backend.delete(ref)
-    assert all(snapshot.job["metadata"]["uid"] == ref.uid for snapshot in later)
+    assert all(snapshot.job.raw["metadata"]["uid"] == ref.uid for snapshot in later)
 
 
 def test_expired_jobs_are_removed_when_jobs_are_listed(backend, wait, make_plan):

@@ -205,7 +205,7 @@ def test_while_a_file_server_is_away_a_job_is_neither_gone_nor_failed(
         assert not folder.is_gone
         assert folder.asked() == {}
         assert attempts(folder.replica("master-0") / "logs") == []
-        assert read_state(folder).job["status"] == {}
+        assert read_state(folder).job.raw["status"] == {}
     assert folder.asked() == {"delete": {}}
     folder.remove()
     assert folder.is_gone

@@ -10,6 +10,7 @@ from pytorchjobs import pytorchjob
 
 from k8sjob.checks.doctor import gather
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.targets.jobs import job_of
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def facts(cluster):
 
     def make(answers=None, *, job=None, **changes):
         cluster.answers |= answers or {}
-        return replace(gather(cluster, "team", job), **changes)
+        return replace(gather(cluster, "team", job and job_of(job)), **changes)
 
     return make
 

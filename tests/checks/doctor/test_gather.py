@@ -6,12 +6,12 @@ from k8sjob.checks.doctor.gather import minimal_job
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import at_path
-from k8sjob.targets.jobs import DEFAULT, by_name
+from k8sjob.targets.jobs import DEFAULT, by_name, job_of
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 
 def test_nothing_is_changed(cluster, make_job):
-    gather(cluster, "team", make_job(volumes=[{"secret": {"secretName": "keys"}}]))
+    gather(cluster, "team", job_of(make_job(volumes=[{"secret": {"secretName": "keys"}}])))
     for method, path, query, _ in cluster.asked:
         assert method in {"GET", "POST"}
         if method == "POST" and "selfsubject" not in path:
@@ -40,7 +40,7 @@ def test_what_does_not_answer_is_not_requested_again(cluster):
 
 def test_of_secrets_and_config_maps_the_contents_stay_where_they_are(cluster, make_job):
     volumes = [{"secret": {"secretName": "keys"}}, {"configMap": {"name": "conf"}}]
-    gather(cluster, "team", make_job(volumes=volumes))
+    gather(cluster, "team", job_of(make_job(volumes=volumes)))
     asked = {path for _, path, *_ in cluster.asked if "/keys" in path or "/conf" in path}
     assert len(asked & cluster.bare) == len(asked) == 2
 
@@ -69,8 +69,8 @@ def test_a_page_that_is_refused_makes_no_half_count(cluster):
 
 
 def test_the_minimal_job_is_one_and_the_bad_one_is_bad_in_its_name_only():
-    assert webhook_problems(minimal_job(DEFAULT)) == []
-    bad = webhook_problems(minimal_job(DEFAULT, refused=True))
+    assert webhook_problems(minimal_job(DEFAULT).raw) == []
+    bad = webhook_problems(minimal_job(DEFAULT, refused=True).raw)
     assert [problem.field for problem in bad] == ["metadata.name"]
 
 
@@ -93,6 +93,6 @@ def test_of_a_trainjob_the_runtime_is_bad_which_kueue_does_not_look_at():
 
 
 def test_the_job_goes_into_the_namespace_that_is_meant(cluster, make_job):
-    gather(cluster, "team", {**make_job(), "metadata": {"name": "x", "namespace": "other"}})
+    gather(cluster, "team", job_of({**make_job(), "metadata": {"name": "x", "namespace": "other"}}))
     posted = [body for _, path, _, body in cluster.asked if path.endswith("/pytorchjobs")]
     assert {body["metadata"]["namespace"] for body in posted} == {"team"}

@@ -7,7 +7,7 @@ from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import references
+from k8sjob.targets.jobs import job_of, references
 from k8sjob.yamldoc import parse
 
 TEAM = "/api/v1/namespaces/team"
@@ -52,11 +52,11 @@ NAMED = {
 
 
 def paths(job):
-    return {str(one): one.path("team") for one in references(job)}
+    return {str(one): one.path("team") for one in references(job_of(job))}
 
 
 def test_everything_that_a_job_names_is_found_once(job):
-    found = references(job)
+    found = references(job_of(job))
     assert {(one.kind, one.name) for one in found} == NAMED
     assert len(found) == len(NAMED)
 
@@ -74,13 +74,13 @@ def test_what_is_optional_is_left_out(make_job):
         {"secret": {"secretName": "d", "optional": True}},
         {"projected": {"sources": [{"secret": {"name": "e"}}, {"configMap": {"name": "f"}}]}},
     ]
-    found = references(make_job(container=container, volumes=volumes))
+    found = references(job_of(make_job(container=container, volumes=volumes)))
     assert [str(one) for one in found] == ["secret e", "config map f", "secret a"]
 
 
 @pytest.mark.parametrize("name", ["..", ".", ""])
 def test_a_name_that_would_be_another_path_is_not_requested(name, make_job):
-    assert references(make_job(priorityClassName=name)) == []
+    assert references(job_of(make_job(priorityClassName=name))) == []
 
 
 def test_a_name_cannot_leave_its_place():
@@ -211,7 +211,7 @@ def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, ver
         "pytorchjobs": suspend if suspend is refused else of_kueue(job, **changes),
     }
     for look in (gather_needs, gather):
-        first, *_ = queue(look(cluster, "team", job))
+        first, *_ = queue(look(cluster, "team", job_of(job)))
         assert first.severity == verdict
         assert detail in first.message
     posted = [body for method, _, query, body in cluster.asked if method == "POST"]
@@ -252,7 +252,7 @@ def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
 
 def test_without_kueue_no_job_of_a_queue_starts(cluster, job):
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
-    (found,) = queue(gather_needs(cluster, "team", job))
+    (found,) = queue(gather_needs(cluster, "team", job_of(job)))
     assert found.message == "Kueue is not installed in this cluster"
     assert "the job never starts" in found.next_step
 
@@ -279,16 +279,16 @@ def test_the_pods_of_an_indexed_job_need_quota_of_one_flavor(elastic, quotas, ve
     made = manifest(spec)
     answers = {"/apis": GROUPS, f"{KUEUE}/namespaces/team/localqueues/team-queue": local_queue()}
     answers[f"{KUEUE}/clusterqueues/all"] = cluster_queue([(quota, None) for quota in quotas])
-    cluster.answers |= {**answers, "jobs": lambda _body: made}
+    cluster.answers |= {**answers, "jobs": lambda _body: made.raw}
     assert [one.severity for one in queue(gather_needs(cluster, "team", made))] == [verdict]
 
 
 def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
-    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job))]
+    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job_of(job)))]
     assert not any("team-queue" in text for text in detail)
     cluster.answers["/apis"] = GROUPS
-    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job))]
+    detail = [one.message for one in examine_needs(gather_needs(cluster, "team", job_of(job)))]
     assert "there is no queue team-queue in team" in detail
     assert "there is no claim data in team" in detail
 
@@ -298,17 +298,17 @@ def test_a_gang_scheduler_that_is_not_there(cluster, make_job, group):
     job = make_job()
     job["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2}}
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": [{"name": group}]}
-    found = examine_needs(gather_needs(cluster, "team", job))
+    found = examine_needs(gather_needs(cluster, "team", job_of(job)))
     assert [one.id for one in found] == (["gang"] if group == "apps" else [])
 
 
 def test_what_may_not_be_read_is_no_warning(cluster, job, refused):
     cluster.answers = dict.fromkeys([*paths(job).values(), "/apis", "pytorchjobs"], refused)
-    assert examine_needs(gather_needs(cluster, "team", job)) == []
+    assert examine_needs(gather_needs(cluster, "team", job_of(job))) == []
 
 
 def test_a_job_that_names_nothing_costs_one_request(cluster, make_job):
-    assert examine_needs(gather_needs(cluster, "team", make_job())) == []
+    assert examine_needs(gather_needs(cluster, "team", job_of(make_job()))) == []
     assert [path for _, path, *_ in cluster.asked] == ["/api/v1/namespaces/team"]
 
 
@@ -316,5 +316,5 @@ def test_a_job_that_names_nothing_costs_one_request(cluster, make_job):
 def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level):
     labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
     cluster.answers["/api/v1/namespaces/team"] = {"metadata": {"name": "team", "labels": labels}}
-    topics = [one.id for one in examine_needs(gather_needs(cluster, "team", make_job()))]
+    topics = [one.id for one in examine_needs(gather_needs(cluster, "team", job_of(make_job())))]
     assert topics == ["pod-security"] * (level == "restricted")
