@@ -306,7 +306,7 @@ class Reason:
             body["where"], body["type"] = body["where"][-200:], body["type"][:100]
             body["culprits"] = body["culprits"][:100]
             if len(body["message"]) < _MIN_MESSAGE:
-                body["causes"] = [one[: len(one) * 3 // 4] for one in body["causes"][:4]]
+                body["causes"] = [cause[: len(cause) * 3 // 4] for cause in body["causes"][:4]]
             text = json.dumps(body)
         return text
 
@@ -399,14 +399,14 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest(word: str, names: Iterable[str]) -> str:
     """The known name that a word is probably a misspelling of, case aside; empty without one."""
-    names = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), list(names), n=1)
-    return names[close[0]] if close else ""
+    by_lower = {name.lower(): name for name in names}
+    close = get_close_matches(word.lower(), list(by_lower), n=1)
+    return by_lower[close[0]] if close else ""
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+def did_you_mean(word: str, names: Iterable[str], otherwise: str) -> str:
     """The next step after a name that is not known: the name that was meant, or `otherwise`."""
-    meant = closest(word, known)
+    meant = closest(word, names)
     return f"did you mean {meant!r}?" if meant else otherwise

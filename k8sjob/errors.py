@@ -80,8 +80,8 @@ class K8sJobError(Exception):
         import traceback  # noqa: PLC0415 - only needed here
 
         frames = traceback.extract_tb(self.__traceback__)
-        own = [one for one in frames if not re.match(_INNER, one.filename)]
-        where = "".join(traceback.format_list(own[-1:])).rstrip()
+        user_frames = [frame for frame in frames if not re.match(_INNER, frame.filename)]
+        where = "".join(traceback.format_list(user_frames[-1:])).rstrip()
         return [where, f"{type(self).__name__}: {self}"]
 
 
@@ -109,8 +109,8 @@ def redacted(text: str) -> str:
     return re.sub(_SECRETS, _hidden, text)
 
 
-def _hidden(found: re.Match[str]) -> str:
-    parts = found.groupdict(default="")
+def _hidden(match: re.Match[str]) -> str:
+    parts = match.groupdict(default="")
     end = "@" if parts["url"] else ""
     return "".join(parts.values()) + "[hidden]" + end
 

@@ -47,12 +47,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises:
         K8sJobError: it cannot be written.
     """
-    made, draft = not path.exists(), path / f"{DRAFT}{secrets.token_hex(6)}"
-    kept = "nothing was changed; "
+    is_new, draft = not path.exists(), path / f"{DRAFT}{secrets.token_hex(6)}"
+    untouched = "nothing was changed; "
     try:
         draft.mkdir(parents=True)
         yield draft
-        kept = ""
+        untouched = ""
         for old in path.iterdir():
             if old.is_symlink() or not old.is_dir():
                 old.unlink()
@@ -62,12 +62,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
             new.rename(path / new.name)
     except OSError as error:
         raise K8sJobError(
-            f"{path} cannot be written: {error.strerror or error} ({error.filename}); {kept}free"
-            " some space, make the file readable, or use another folder"
+            f"{path} cannot be written: {error.strerror or error} ({error.filename});"
+            f" {untouched}free some space, make the file readable, or use another folder"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-        if made:
+        if is_new:
             with suppress(OSError):  # it is complete, or was never there
                 path.rmdir()
 

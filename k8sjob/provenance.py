@@ -70,8 +70,8 @@ class Provenance:
                 onto=str(body["onto"]),
                 platform=str(body["platform"]),
                 layers=tuple(
-                    ImageLayer(str(one["kind"]), str(one["digest"]), int(one["size"]))
-                    for one in body["layers"]
+                    ImageLayer(str(layer["kind"]), str(layer["digest"]), int(layer["size"]))
+                    for layer in body["layers"]
                 ),
                 installed=str(body.get("installed", "")),
                 files=int(body.get("files", 0)),

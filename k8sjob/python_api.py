@@ -83,7 +83,7 @@ def run(
     if backend and (fresh or resume):
         raise ValueError("fresh and resume belong to the backend: pass them to it, not to run()")
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
-    plan = plan_run(*load_spec(spec, folder, here=True))
+    plan = plan_run(*load_spec(spec, folder, local=True))
     done = run_plan(plan, backend, partial(follow, output=view or "auto", logs=logs))
     if done.code > 128:
         again = "; another run resumes from its checkpoint" if backend.checkpoints(done.ref) else ""
@@ -109,7 +109,7 @@ class SubmittedJob(JobRef):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobRef):
             return NotImplemented
-        mine, theirs = ((one.name, one.namespace, one.uid) for one in (self, other))
+        mine, theirs = ((ref.name, ref.namespace, ref.uid) for ref in (self, other))
         return mine == theirs
 
     __hash__ = JobRef.__hash__

@@ -128,9 +128,9 @@ class StrategyRow:
     lacks: Mapping[str, str] = field(default_factory=dict)
     keras: Callable[[Mapping[str, Any]], str] | None = None
 
-    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All settings: those that are given, and the defaults of the others."""
-        return {name: given.get(name, option.default) for name, option in self.options.items()}
+    def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All settings: these, and the defaults of the others."""
+        return {name: settings.get(name, option.default) for name, option in self.options.items()}
 
 
 def _flag(value: Any) -> bool:
@@ -454,15 +454,15 @@ def conflicts(
     if row is None:
         message = f"{kind!r} is not a strategy; {_meant(kind, STRATEGIES, 'kinds')}"
         return [Conflict("strategy.kind", message)]
-    found = [*_of_options(kind, options), *_of_shape(row, shape)]
-    if not found:
-        found += row.rule(row.settings(options), shape)
+    broken = [*_of_options(kind, options), *_of_shape(row, shape)]
+    if not broken:
+        broken += row.rule(row.settings(options), shape)
     if backend is not None:
-        found += _of_backend(backend, shape)
+        broken += _of_backend(backend, shape)
         if backend == "nccl" and keras_backend(kind, options) == "jax":
             message = "JAX uses NCCL directly, and the process group uses gloo; leave it out"
-            found.append(Conflict("strategy.backend", message))
-    return found
+            broken.append(Conflict("strategy.backend", message))
+    return broken
 
 
 def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
@@ -471,7 +471,7 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
         at = f"strategy.{name}"
         option = row.options.get(name)
         if option is None:
-            owners = [other for other, found in STRATEGIES.items() if name in found.options]
+            owners = [owner for owner, its in STRATEGIES.items() if name in its.options]
             message = f"no such setting; {_meant(name, row.options, 'settings')}"
             if owners:
                 why = f": {row.lacks[name]}" if name in row.lacks else ""
@@ -527,5 +527,5 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         )
 
 
-def _meant(word: str, known: Iterable[str], what: str) -> str:
-    return did_you_mean(word, known, f"valid {what}: {', '.join(known)}")
+def _meant(word: str, names: Iterable[str], plural: str) -> str:
+    return did_you_mean(word, names, f"valid {plural}: {', '.join(names)}")

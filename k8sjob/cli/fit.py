@@ -58,7 +58,7 @@ def fit_command(
     """
     from k8sjob.fitting.estimate import fit  # noqa: PLC0415 - loaded when called
 
-    spec = job.load(here=True)
+    spec = job.load(local=True)
     with job.located():
         found = fit(spec, batch_sizes=batch_sizes, memory=gpu_memory, folder=job.folder)
     fitting = [row["fits"] for row in found["rows"]]

@@ -49,9 +49,9 @@ class JobFile:
     path: Path
     changes: tuple[Change, ...] = ()
 
-    def load(self, *, here: bool = False) -> JobSpec:
+    def load(self, *, local: bool = False) -> JobSpec:
         """The spec; see k8sjob.spec.load."""
-        return load(self.path, self.changes, here=here)
+        return load(self.path, self.changes, local=local)
 
     def located(self) -> AbstractContextManager[None]:
         """Gives errors about the spec their lines; see k8sjob.spec.load.located."""

@@ -32,7 +32,7 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
     from k8sjob.proving.proof import prove  # noqa: PLC0415 - loaded when called
 
     try:
-        spec = job.load(here=True)
+        spec = job.load(local=True)
         given = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
         asked = spec.replicas.nproc_per_node if given else None
         with job.located():

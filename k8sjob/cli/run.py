@@ -81,7 +81,7 @@ def run_command(
         )
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
-    spec = job.load(here=True)
+    spec = job.load(local=True)
     with job.located():
         plan = plan_run(spec, job.folder)
     show_lint_errors(job)

@@ -195,7 +195,7 @@ def fit(
         SpecError: the spec is not valid, or runs no Python script.
         BackendError: it cannot be started here, it fails, or it trains nothing.
     """
-    spec, folder = load_spec(spec, folder, here=True)
+    spec, folder = load_spec(spec, folder, local=True)
     check_script(spec, "fit")
     memory = memory or gpu_memory(spec.resources.gpu_type or "")
     gpu = bool(memory or spec.resources.gpus)

@@ -28,14 +28,14 @@ _SUFFIX_LENGTH: Final = 5
 
 
 def load_spec(
-    spec: JobSpec | str | Path, folder: str | Path | None = None, *, here: bool = False
+    spec: JobSpec | str | Path, folder: str | Path | None = None, *, local: bool = False
 ) -> tuple[JobSpec, Path | str]:
     """A spec, and the folder that its relative paths start from.
 
     Args:
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         folder: used instead of the folder of the job.yaml, or of the working folder.
-        here: the job runs on this machine; see k8sjob.spec.load.
+        local: the job runs on this machine; see k8sjob.spec.load.
 
     Raises:
         SpecError: it is neither, or no valid spec.
@@ -46,7 +46,7 @@ def load_spec(
         kind = type(spec).__name__
         step = "name a job.yaml, or make a spec by JobSpec(name=..., image=..., run=...)"
         raise SpecError([invalid("", f"a {kind} is neither a JobSpec nor a path; {step}")])
-    return load(spec, here=here), folder or folder_of(spec)
+    return load(spec, local=local), folder or folder_of(spec)
 
 
 def plan_job(
@@ -80,7 +80,7 @@ def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:
     """
     # This machine keeps jobs as the training operator does, whatever they become in a cluster.
     plan = plan_job(spec.model_copy(update={"target": DEFAULT.name}), folder)
-    check_script(spec, Path(folder), here=True)
+    check_script(spec, Path(folder), local=True)
     return plan
 
 

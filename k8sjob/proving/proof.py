@@ -134,7 +134,7 @@ def prove(
         SpecError: the spec is not valid, or not one of data-parallel training by a script.
         BackendError: it cannot be started here.
     """
-    spec, folder = load_spec(spec, folder, here=True)
+    spec, folder = load_spec(spec, folder, local=True)
     layout = Layout.of(spec, nproc)
     _check(spec, layout)
     started = Forks(*RECORDING) if forks is None else nullcontext(forks)

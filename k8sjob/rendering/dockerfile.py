@@ -102,19 +102,19 @@ def write_context(
     return [target / name for name in rendered]
 
 
-def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
+def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
     """Make sure that the replicas have the script.
 
     Args:
         spec: the job; in a cluster, an image that is used as it is may have any script.
         folder: what `image.context` starts from.
-        here: the job is to run on this machine, where each replica has a copy of the context.
+        local: the job is to run on this machine, where each replica has a copy of the context.
 
     Raises:
         SpecError: the script is not in the context, or is left out of the image.
     """
     script = spec.run.script
-    if script is None or not (here or spec.builds_image):
+    if script is None or not (local or spec.builds_image):
         return
     shown = "." if isinstance(spec.image, str) else spec.image.context
     context, name = folder / shown, script.removeprefix(f"{WORKDIR}/")

@@ -253,7 +253,7 @@ def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
     for key in loc:
         if isinstance(key, str):
             fields = [part.model_fields[key] for part in parts if key in part.model_fields]
-            parts = [found for info in fields for found in part_types(info.annotation)]
+            parts = [nested for info in fields for nested in part_types(info.annotation)]
     return parts
 
 
@@ -288,8 +288,8 @@ def _frozen(part: Part, name: str, value: str) -> AttributeError:
     path = next((path for path in paths if type(part) in parts_at(root, path[:-1])), (name,))
     for end in range(len(path) - 1, 0, -1):
         info, _ = field_at(root, path[:end])
-        others = "..., " if end > 1 else ""
-        value = f"{{{others}{path[end]!r}: {value}}}"
+        before = "..., " if end > 1 else ""
+        value = f"{{{before}{path[end]!r}: {value}}}"
         if info and get_origin(info.annotation) is tuple:
             value = "[...]"
     return FrozenFieldError(

@@ -112,12 +112,12 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
     step = change.path[depth]
     if isinstance(data, list) and isinstance(step, int) and step <= len(data):
         below = data[step] if step < len(data) else None
-        made = _apply(below, change, depth + 1)
-        return [*data[:step], *([] if made is None else [made]), *data[step + 1 :]]
+        changed = _apply(below, change, depth + 1)
+        return [*data[:step], *([] if changed is None else [changed]), *data[step + 1 :]]
     if not isinstance(data, dict | None):
         whole = field_path(change.path[:depth])
-        there = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
-        message = f"{whole} is {there} there and has no such part; set {whole} as a whole"
+        present = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
+        message = f"{whole} is {present} there and has no such part; set {whole} as a whole"
         raise SpecError([invalid(f"--set {field_path(change.path)}", message)])
     fields = dict(data or {})
     key = str(step)
@@ -130,14 +130,16 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
 def without_places(error: SpecError, changes: Sequence[Change], document: Document) -> SpecError:
     """The error with its problems of changed fields, which have no line, as those of options."""
 
-    def given(problem: Finding) -> Finding:
+    def at_option(problem: Finding) -> Finding:
         field = steps(problem.field)
         new = field not in document.keys and field not in document.values
-        for one in changes if field else ():
-            if field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field):
+        for change in changes if field else ():
+            if field[: len(change.path)] == change.path or (
+                new and change.path[: len(field)] == field
+            ):
                 return replace(
-                    problem, field=one.option or f"--set {problem.field}", line=0, column=0
+                    problem, field=change.option or f"--set {problem.field}", line=0, column=0
                 )
         return problem
 
-    return SpecError([given(problem) for problem in error.findings], error.source)
+    return SpecError([at_option(problem) for problem in error.findings], error.source)

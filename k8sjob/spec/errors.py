@@ -46,19 +46,19 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
         error: what pydantic found.
         document: where the data came from; None for data made in Python.
     """
-    found = []
+    faults = []
     for detail in error.errors(include_url=False):
         at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
         for at, message in _found(detail):
             place = document.place(at, key=at_key) if document else (0, 0)
-            found.append((place, at, message, detail))
+            faults.append((place, at, message, detail))
 
-    def explain(one: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Finding:
-        (line, column), at, message, detail = one
+    def explain(fault: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Finding:
+        (line, column), at, message, detail = fault
         text = message or _message(root, at, detail)
         return invalid(field_path(at), text, line=line, column=column)
 
-    return first_findings(sorted(found, key=lambda one: one[0]), explain)
+    return first_findings(sorted(faults, key=lambda fault: fault[0]), explain)
 
 
 def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
@@ -148,26 +148,26 @@ def _unknown(root: type[Part], loc: Loc) -> str:
     """The message for an unknown field: the one that was meant, its place, or the valid ones."""
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    here = [field for part in parts_at(root, loc[:-1]) for field in part.model_fields]
+    fields = [field for part in parts_at(root, loc[:-1]) for field in part.model_fields]
     elsewhere = [path for path in field_paths(root) if path[-1] == snake]
-    if elsewhere and snake not in here:
+    if elsewhere and snake not in fields:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
         return f"no such field here; it belongs to {places}"
-    step = did_you_mean(snake, here, f"valid fields: {', '.join(here)}")
-    if snake == "limits" and "gpus" in here:  # as in a manifest of Kubernetes
+    step = did_you_mean(snake, fields, f"valid fields: {', '.join(fields)}")
+    if snake == "limits" and "gpus" in fields:  # as in a manifest of Kubernetes
         step = "write the limits themselves here: gpus: 1, cpu: 4, memory: 16Gi"
     return f"no such field; {step}"
 
 
 def field_values(part: type[Part], path: Sequence[str | int]) -> Iterator[str]:
     """The values of a field that has only a few, at any depth, in YAML."""
-    name, *rest = path
+    name, *below = path
     info = part.model_fields.get(str(name))
     if info is None:
         return
-    for nested in part_types(info.annotation) if rest else ():
-        yield from field_values(nested, rest)
-    if not rest:
+    for nested in part_types(info.annotation) if below else ():
+        yield from field_values(nested, below)
+    if not below:
         yield from _values(info.annotation)
 
 
@@ -190,8 +190,8 @@ def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
     try:
         root.model_validate(data, context=UNEXPLAINED)
     except ValidationError as error:
-        found = (place for detail in error.errors() for place, _ in _found(detail))
-        return all(place[: len(at)] != at for place in found)
+        places = (place for detail in error.errors() for place, _ in _found(detail))
+        return all(place[: len(at)] != at for place in places)
     return True
 
 
@@ -237,13 +237,13 @@ def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any
 
 def _pairs(items: Iterable[Any]) -> dict[Any, Any] | None:
     """`A=1` and `{name: A, value: 1}`, as docker and Kubernetes write a mapping."""
-    found = {}
+    pairs = {}
     for item in items:
         match item:
             case str() if "=" in item:
-                key, _, found[key] = item.partition("=")
+                key, _, pairs[key] = item.partition("=")
             case {"name": str(key), "value": value, **rest} if not rest:
-                found[key] = value
+                pairs[key] = value
             case _:
                 return None
-    return found
+    return pairs

@@ -230,13 +230,13 @@ class JobSpec(Part, HasCard):
             return handler(data)
         document: Document | None = info.context  # from_yaml's
         try:
-            made: JobSpec = handler(data)
+            spec: JobSpec = handler(data)
         except ValidationError as error:
             from k8sjob.spec.errors import problems  # noqa: PLC0415 - only for what is wrong
 
             source = document.source if document else ""
             raise SpecError(problems(cls, error, document), source) from None
-        return made
+        return spec
 
     def rules(self) -> Iterator[Broken]:
         """The broken rules over several parts."""
@@ -384,7 +384,7 @@ def _longest_suffix(spec: JobSpec) -> str:
 
 def _labels(spec: JobSpec) -> Iterator[Broken]:
     for key in spec.labels:
-        if prefix := next((one for one in RESERVED if key.startswith(one)), None):
+        if prefix := next((reserved for reserved in RESERVED if key.startswith(reserved)), None):
             message = f"would be overridden: the cluster's controllers set labels under {prefix}"
             yield Broken(("labels", key), f"{message}; choose another key")
         field = {QUEUE: "kueue_queue", PRIORITY: "kueue_priority_class"}.get(key, "")
@@ -402,14 +402,17 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
         gpus=spec.resources.gpus,
         master_gpus=master.gpus if master else None,
     )
-    one = spec.strategy
-    for found in strategies.conflicts(one.kind, one.settings, shape, backend=one.backend):
-        yield Broken(tuple(found.field.split(".")), found.message)
-    if spec.replicas.elastic and spec.uses_agent and not strategies.STRATEGIES[one.kind].resizes:
+    strategy = spec.strategy
+    for conflict in strategies.conflicts(
+        strategy.kind, strategy.settings, shape, backend=strategy.backend
+    ):
+        yield Broken(tuple(conflict.field.split(".")), conflict.message)
+    resizes = strategies.STRATEGIES[strategy.kind].resizes
+    if spec.replicas.elastic and spec.uses_agent and not resizes:
         able = ", ".join(name for name, row in strategies.STRATEGIES.items() if row.resizes)
         yield Broken(
             ("replicas", "elastic"),
-            f"{one.kind} divides the model over a number of ranks that must not change; leave"
+            f"{strategy.kind} divides the model over a number of ranks that must not change; leave"
             f" elastic out, or use one of {able}",
         )
 
@@ -420,11 +423,11 @@ def _volumes(spec: JobSpec) -> Iterator[Broken]:
     for index, volume in enumerate(spec.volumes):
         for field in ("name", "mount"):
             value = getattr(volume, field)
-            other = first.setdefault((field, value), index)
-            if other != index:
+            owner = first.setdefault((field, value), index)
+            if owner != index:
                 yield Broken(
                     ("volumes", index, field),
-                    f"{value!r} is taken by volumes[{other}]; choose another",
+                    f"{value!r} is taken by volumes[{owner}]; choose another",
                 )
     held = spec.checkpoint_volume
     if spec.checkpoint and held and (held.read_only or held.config_map or held.secret):
@@ -500,4 +503,4 @@ def _installs(spec: JobSpec, package: str) -> bool:
     image = spec.image
     if isinstance(image, str) or image.requirements:
         return True
-    return any(one.startswith(package) for one in image.pip)
+    return any(requirement.startswith(package) for requirement in image.pip)

@@ -32,10 +32,10 @@ def schema() -> dict[str, Any]:
 
     Every property has `description` and `examples`, and `unit` where it counts or measures.
     """
-    made = JobSpec.model_json_schema(schema_generator=_Schema)
-    for part in (made, *made["$defs"].values()):
+    document = JobSpec.model_json_schema(schema_generator=_Schema)
+    for part in (document, *document["$defs"].values()):
         part["description"] = part["description"].partition("\n\nArgs:\n")[0]
         for each in part["properties"].values():
             if each.get("unit") == "time" and each.get("default") is not None:
                 each["default"] = format_duration(each["default"])
-    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "title": "k8sjob job.yaml"}
+    return {"$schema": GenerateJsonSchema.schema_dialect, **document, "title": "k8sjob job.yaml"}

@@ -32,20 +32,20 @@ _LONGEST_NAME: Final = 40
 """Characters of a name that is made of a script's."""
 
 
-def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False) -> JobSpec:
+def load(path: str | Path, changes: Sequence[Change] = (), *, local: bool = False) -> JobSpec:
     """The spec in a file.
 
     Args:
         path: the file; a folder stands for the job.yaml or job.yml in it, "-" for standard input.
             A Python script stands for a job that is named after it and starts it.
         changes: of its fields.
-        here: the job runs on this machine, where a script needs no image.
+        local: the job runs on this machine, where a script needs no image.
 
     Raises:
         SpecError: it cannot be read, or is not a valid spec; with every problem and its place.
     """
     document = _document(path)
-    if not document.line and here:
+    if not document.line and local:
         document.data["image"] = _NO_IMAGE
     try:
         document = changed(document, changes)
@@ -54,8 +54,8 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False
         error = caught
         if not document.line and "image" not in document.data:
             missing = invalid("image", _NEEDS_IMAGE)
-            others = [problem for problem in error.findings if problem.field != "image"]
-            error = SpecError([missing, *others], document.source)
+            problems = [problem for problem in error.findings if problem.field != "image"]
+            error = SpecError([missing, *problems], document.source)
         raise without_places(error, changes, document) from None
 
 
@@ -96,8 +96,8 @@ def _document(path: str | Path) -> Document:
     try:
         text = content(file)
     except FileNotFoundError:
-        what = "a script" if file.suffix == _SCRIPT else "a job.yaml or a script"
-        message = f"no such file; name {what}, or make one with `k8sjob init`"
+        noun = "a script" if file.suffix == _SCRIPT else "a job.yaml or a script"
+        message = f"no such file; name {noun}, or make one with `k8sjob init`"
         raise SpecError([invalid("", message)], str(file)) from None
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
@@ -139,11 +139,11 @@ def folder_of(path: str | Path) -> Path:
         path: as it is given to load. A script starts in the working folder if it is below that,
             unless it is the home folder or the root: each replica gets a copy of all that is in it.
     """
-    file, here = Path(path), Path.cwd()
+    file, current = Path(path), Path.cwd()
     if str(path) == "-":
         return Path()
-    whole = here.parent == here or here == home()
-    if file.suffix == _SCRIPT and not whole and _place(file).is_relative_to(here):
+    whole = current.parent == current or current == home()
+    if file.suffix == _SCRIPT and not whole and _place(file).is_relative_to(current):
         return Path()
     return file if file.is_dir() else file.parent
 

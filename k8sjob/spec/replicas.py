@@ -115,8 +115,8 @@ class Topology(Part):
     def rules(self) -> Iterator[Broken]:
         """One of the two."""
         if (self.required is None) == (self.preferred is None):
-            given = "neither is" if self.required is None else "both are"
-            yield Broken((), f"{given} given; write either required or preferred")
+            count = "neither is" if self.required is None else "both are"
+            yield Broken((), f"{count} given; write either required or preferred")
 
 
 class Policy(Part):
@@ -353,10 +353,10 @@ class Volume(Part):
 
     def rules(self) -> Iterator[Broken]:
         """Exactly one source, a path inside the volume, no name or mount that is taken."""
-        given = [name for name in _SOURCES if getattr(self, name) is not None]
-        if len(given) != 1:
-            seen = " and ".join(given) or "no source"
-            yield Broken((), f"{seen} given; write exactly one of {', '.join(_SOURCES)}")
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(sources) != 1:
+            names = " and ".join(sources) or "no source"
+            yield Broken((), f"{names} given; write exactly one of {', '.join(_SOURCES)}")
         if self.sub_path is not None:
             parts = self.sub_path.split("/")
             if not self.sub_path or not parts[0] or ".." in parts:

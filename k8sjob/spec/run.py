@@ -38,12 +38,12 @@ def started_by(line: str) -> dict[str, Any]:
     python = re.fullmatch(r"python[0-9.]*", command[0]) is not None
     match command[1:] if python else command:
         case ["-m", module, *args] if python:
-            found = {"module": module}
+            start = {"module": module}
         case [script, *args] if script.endswith(".py"):
-            found = {"script": script}
+            start = {"script": script}
         case _:
             return {"command": command}
-    return {**found, "args": args} if args else found
+    return {**start, "args": args} if args else start
 
 
 def _script(value: str) -> str:
@@ -54,7 +54,7 @@ def _script(value: str) -> str:
     if is_line and started != {"script": value}:
         from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
 
-        fields = " and ".join(f"{field}: {flow(given)}" for field, given in started.items())
+        fields = " and ".join(f"{field}: {flow(argument)}" for field, argument in started.items())
         refuse(f"{value!r} is a command line; write {fields}")
     if ".." in value.split("/"):
         refuse(
@@ -81,8 +81,8 @@ class EnvFrom(Part):
     def rules(self) -> Iterator[Broken]:
         """Exactly one source."""
         if (self.secret is None) == (self.config_map is None):
-            seen = "both are" if self.secret else "neither is"
-            yield Broken((), f"secret and config_map: {seen} given; write exactly one")
+            count = "both are" if self.secret else "neither is"
+            yield Broken((), f"secret and config_map: {count} given; write exactly one")
 
 
 class Run(Part):
@@ -134,10 +134,10 @@ class Run(Part):
     def rules(self) -> Iterator[Broken]:
         """Exactly one thing to start, no variable that would be overridden."""
         names = ("script", "module", "command")
-        given = [name for name in names if getattr(self, name) is not None]
-        if len(given) != 1:
-            seen = " and ".join(given) or "none is"
-            yield Broken((), f"{seen} given; write exactly one of script, module and command")
+        starts = [name for name in names if getattr(self, name) is not None]
+        if len(starts) != 1:
+            named = " and ".join(starts) or "none is"
+            yield Broken((), f"{named} given; write exactly one of script, module and command")
         if self.command is not None and not (self.command and self.command[0]):
             yield Broken(("command",), "the command is empty; write the program and its arguments")
         if self.command is not None and self.local_rank_arg is not None:

@@ -35,15 +35,15 @@ _REPOSITORY = re.compile(_PATH)
 _REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
-def matching(pattern: re.Pattern[str], wanted: str, longest: int | None = None) -> AfterValidator:
+def matching(pattern: re.Pattern[str], form: str, longest: int | None = None) -> AfterValidator:
     """A validator of texts that match a pattern as a whole and have at most `longest` characters.
 
-    `wanted` says in the message what the text is not, and its form.
+    `form` says in the message what the text is not, and its form.
     """
 
     def check(value: str) -> str:
         if not pattern.fullmatch(value) or (longest is not None and len(value) > longest):
-            refuse(f"{value!r} is not {wanted}")
+            refuse(f"{value!r} is not {form}")
         return value
 
     return AfterValidator(check)
@@ -329,9 +329,9 @@ def parse_duration(value: Any) -> int:
 
 def format_duration(seconds: int) -> str:
     """The shortest text that parse_duration reads back: 90 is "1m30s"."""
-    text, rest = "", seconds
+    text, remainder = "", seconds
     for letter, unit in _SECONDS.items():
-        count, rest = divmod(rest, unit)
+        count, remainder = divmod(remainder, unit)
         text += f"{count}{letter}" if count else ""
     return text or "0s"
 

@@ -129,22 +129,22 @@ class Jobs:
         """The job of a key."""
         return self._entries.get(key)
 
-    def news(self, seen: dict[str, int]) -> dict[str, Any]:
+    def news(self, versions: dict[str, int]) -> dict[str, Any]:
         """What has changed for a reader, who then has seen it.
 
         It has `jobs` (rows), `gone` (keys), `problems`, and `unread`: places whose first list has
         not come.
 
         Args:
-            seen: the version of each key that the reader has; it is brought up to date.
+            versions: the version of each key that the reader has; it is brought up to date.
         """
         with self._lock:
             entries = dict(self._entries)
-        gone = [key for key in seen if key not in entries]
+        gone = [key for key in versions if key not in entries]
         for key in gone:
-            del seen[key]
-        changed = [entry for entry in entries.values() if seen.get(entry.key) != entry.version]
-        seen.update((entry.key, entry.version) for entry in changed)
+            del versions[key]
+        changed = [entry for entry in entries.values() if versions.get(entry.key) != entry.version]
+        versions.update((entry.key, entry.version) for entry in changed)
         rows = [entry.row for entry in changed]
         unread = sorted(self._unread - self.problems.keys())
         return {"jobs": rows, "gone": gone, "problems": dict(self.problems), "unread": unread}

@@ -115,16 +115,16 @@ class RequestGuard:
         host = headers.get("host", "")
         if _hostname(host) not in _HOSTS:
             return 403, f"this page is for 127.0.0.1 and localhost, not for {host!r}"
-        own = headers.get("origin", f"http://{host}") == f"http://{host}"
+        same_origin = headers.get("origin", f"http://{host}") == f"http://{host}"
         followed = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
         site = headers.get("sec-fetch-site", "none")
-        if not own or not (followed or site in {"same-origin", "none"}):
+        if not same_origin or not (followed or site in {"same-origin", "none"}):
             return 403, "requests from other pages are refused"
         if method not in {"GET", "HEAD", "POST"}:
             return 405, f"{method} is unknown"
         if scope["path"].startswith("/api/"):
-            given = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), self._token.encode()):
+            token = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(token.encode(), self._token.encode()):
                 return 401, "the token is missing; open the address that `k8sjob ui` printed"
             scope["auth"] = "token"
         if method == "POST" and self._read_only:
@@ -195,10 +195,10 @@ class Page:
         return await self._of_job(request, lambda entry: self._part(entry, name))
 
     def _part(self, entry: JobEntry, name: str) -> Any:
-        found = part(entry, name)
+        content = part(entry, name)
         if name == "status" and self._read_only:
-            found["can"] = []
-        return found
+            content["can"] = []
+        return content
 
     async def output(self, request: Request) -> Response:
         """The last lines of a replica."""
@@ -210,7 +210,9 @@ class Page:
         action = request.path_params["action"]
         if action not in ACTIONS:
             return _error(404, f"{action!r} is not an action")
-        return await self._of_job(request, lambda one: {"done": act(one, action, self._connect)})
+        return await self._of_job(
+            request, lambda entry: {"done": act(entry, action, self._connect)}
+        )
 
     async def compare(self, request: Request) -> Response:
         """What differs between jobs."""
@@ -220,16 +222,16 @@ class Page:
             return _error(404, "fewer than two of these jobs exist")
         return await _answer(lambda: compared(entries))
 
-    async def _of_job(self, request: Request, read: Callable[[JobEntry], Any]) -> Response:
+    async def _of_job(self, request: Request, answer_of: Callable[[JobEntry], Any]) -> Response:
         entry = self._jobs.find(request.path_params["key"])
-        return await _answer(lambda: read(entry)) if entry else _gone()
+        return await _answer(lambda: answer_of(entry)) if entry else _gone()
 
     def _list(self) -> _Stream:
-        seen: dict[str, int] = {}
+        versions: dict[str, int] = {}
         places: object = None
         with self._jobs.viewed():
             while not self._jobs.closed.is_set():
-                news = self._jobs.news(seen)
+                news = self._jobs.news(versions)
                 now = news["problems"], news["unread"]
                 if news["jobs"] or news["gone"] or now != places:
                     places = now
@@ -284,9 +286,9 @@ async def _index(_request: Request) -> Response:
     return FileResponse(_STATIC / "index.html")
 
 
-async def _answer(read: Callable[[], Any]) -> Response:
+async def _answer(answer_of: Callable[[], Any]) -> Response:
     try:
-        return JSONResponse(await run_in_threadpool(read))
+        return JSONResponse(await run_in_threadpool(answer_of))
     except K8sJobError as error:
         return _error(404 if isinstance(error, JobNotFound) else 502, safe_text(str(error)))
 

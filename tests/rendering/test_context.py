@@ -249,8 +249,8 @@ def test_the_script_lies_in_the_context(built, tmp_path):
     there = spec.with_(image="r/x:1")
     check_script(there, tmp_path)
     with pytest.raises(SpecError, match=f"'/app/src/main.py' is not in {tmp_path}, which stands"):
-        check_script(there, tmp_path, here=True)
-    check_script(there.with_(run={"script": "/opt/main.py"}), tmp_path, here=True)
+        check_script(there, tmp_path, local=True)
+    check_script(there.with_(run={"script": "/opt/main.py"}), tmp_path, local=True)
     code = tmp_path / spec.image.context
     (code / "src").mkdir(parents=True)
     (code / "src/main.py").touch()

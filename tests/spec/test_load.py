@@ -251,13 +251,13 @@ def test_a_script_is_a_job_of_its_name(script, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / script).write_text("")
-    spec = load(f"src/{script}", here=True)
+    spec = load(f"src/{script}", local=True)
     assert (spec.name, spec.run.script) == (name, f"src/{script}")
     assert folder_of(f"src/{script}").resolve() == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path))  # all of it would be copied for each replica
     assert folder_of(f"src/{script}").resolve() == tmp_path / "src"
     monkeypatch.chdir("/")
-    assert load(tmp_path / "src" / script, here=True).run.script == script
+    assert load(tmp_path / "src" / script, local=True).run.script == script
 
 
 def test_in_a_cluster_a_script_needs_an_image(tmp_path):
@@ -277,7 +277,7 @@ def test_a_script_may_be_a_link_to_another_folder(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "here" / "link.py").symlink_to("../train.py")
     monkeypatch.chdir(tmp_path / "here")
-    assert load("link.py", here=True).run.script == "link.py"
+    assert load("link.py", local=True).run.script == "link.py"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
     if changes and source.endswith(".py"):
         from k8sjob.spec import load  # noqa: PLC0415 - see _lint_job
 
-        spec = load(file, changes, here=True)
+        spec = load(file, changes, local=True)
         setting = Setting(spec.nnodes, spec.world_size, spec.resources.gpus, "k8sjob")
         return lint_script(read_text(file, source), source, setting, roots=[file.parent])
     return _lint_text(read_text(file, source), source, file.parent, changes)
