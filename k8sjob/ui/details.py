@@ -100,7 +100,9 @@ def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
 PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
     "status": status,
     "history": history,
-    "why": lambda entry, snapshot: [as_data(one) for one in findings(entry.backend, snapshot)],
+    "why": lambda entry, snapshot: [
+        as_data(finding) for finding in findings(entry.backend, snapshot)
+    ],
     "timing": timing,
     "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
     "manifest": lambda _entry, snapshot: {"text": dump(snapshot.job.raw)},
