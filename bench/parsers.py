@@ -471,6 +471,7 @@ def snapshot_of(pods, events):
     import yaml
 
     from k8sjob.backends.api import Snapshot
+    from k8sjob.targets.jobs import job_of
 
     job = yaml.safe_load(MANIFEST)
     job["metadata"] |= {"namespace": "a", "uid": "0" * 8, "creationTimestamp": TIME}
@@ -481,7 +482,7 @@ def snapshot_of(pods, events):
         "status": {"phase": "Running"},
     }
     return Snapshot(
-        job,
+        job_of(job),
         [
             {**pod, "metadata": {"name": f"p{k}", "namespace": "a", "uid": f"{k}", "labels": {
                 "training.kubeflow.org/replica-type": "worker",

@@ -179,7 +179,7 @@ def fill(bed: Bed, jobs: int, replicas: int) -> float:
         counts = [
             role.get("active", 0)
             for snapshot in found
-            for role in (snapshot.job.get("status") or {}).get("replicaStatuses", {}).values()
+            for role in snapshot.job.part("status", "replicaStatuses").values()
         ]
         print(f"  {sum(counts)} of {jobs * replicas} pods run", file=sys.stderr)
         return sum(counts) == jobs * replicas

@@ -126,7 +126,7 @@ def test_what_never_starts_is_reported_before_and_after(desk, kueue, plan, reaso
         made = plan(f"{kind}-in-{queue}", kind, kueue_queue=queue)
 
         def warned(made=made, before=before):
-            facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
+            facts = gather_needs(desk.backend.transport, desk.namespace, made.job)
             return any(before in check.message for check in examine_needs(facts))
 
         eventually(warned, f"a warning of {queue} for a {kind}")
@@ -312,7 +312,7 @@ def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reas
         refs = {}
         for kind in KINDS:
             made = plan(f"{kind}-{len(managed)}", kind, kueue_queue="team")
-            facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
+            facts = gather_needs(desk.backend.transport, desk.namespace, made.job)
             seen = [check.message for check in examine_needs(facts) if check.id == "queue"]
             lacks = f"Kueue does not manage {by_name(kind).kind}s in namespace {desk.namespace}"
             assert (lacks in seen) is (kind not in managed)
