@@ -125,9 +125,9 @@ def write_record(
         )
     with suppress(BackendError):
         if isinstance(backend, LocalBackend | RecordBackend):
-            made = backend.launched(ref)
+            launched = backend.launched(ref)
             objects["launched"] = {
-                "spec": made.spec, "folder": str(made.folder), "code": dict(made.code)
+                "spec": launched.spec, "folder": str(launched.folder), "code": dict(launched.code)
             }  # fmt: skip
     text = json.dumps(objects).encode()
     try:
@@ -153,26 +153,26 @@ def write_record(
                     unread(replica, str(error))
 
 
-def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
+def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     """The job, what is related to it, and what was found to be wrong.
 
     Raises:
         ValueError: a part does not have the form that Kubernetes gives it.
     """
-    at = _moment(found["at"])
-    if len({replica_of(pod) for pod in found["pods"]}) < len(found["pods"]):
+    at = _moment(objects["at"])
+    if len({replica_of(pod) for pod in objects["pods"]}) < len(objects["pods"]):
         raise ValueError("it has several Pods of one replica")
-    document = _typed(target_of(found["job"]).kind, found["job"])
+    document = _typed(target_of(objects["job"]).kind, objects["job"])
     job = job_of(document)
-    pods = [_typed("Pod", pod) for pod in found["pods"]]
-    events = [_typed("Event", event) for event in found["events"]]
-    related = [_typed(item.get("kind"), item) for item in found["related"]]
-    judged, wrong = fit({"findings": found.get("findings") or []}, {"findings": [_FINDING]})
+    pods = [_typed("Pod", pod) for pod in objects["pods"]]
+    events = [_typed("Event", event) for event in objects["events"]]
+    related = [_typed(raw.get("kind"), raw) for raw in objects["related"]]
+    judged, wrong = fit({"findings": objects.get("findings") or []}, {"findings": [_FINDING]})
     if wrong:
         raise ValueError(f"{field_path(wrong[0].path)} is not {wrong[0].expected}")
     findings = [{key: finding[key] for key in _FINDING} for finding in judged["findings"]]
-    for item in (document, *pods, *events, *related):
-        if name := odd_name(item):
+    for raw in (document, *pods, *events, *related):
+        if name := odd_name(raw):
             raise ValueError(f"{name} is not a valid name in Kubernetes")
     if problem := excess(job):
         raise ValueError(f"its job {problem}")
@@ -186,11 +186,11 @@ def _typed(kind: str, item: Json) -> Json:
     return item
 
 
-def _launched(given: Any) -> Launched | None:
-    if given is None:
+def _launched(recorded: Any) -> Launched | None:
+    if recorded is None:
         return None
-    code = {str(name): str(digest) for name, digest in given["code"].items()}
-    return Launched(str(given["spec"]), Path(given["folder"]), code)
+    code = {str(name): str(digest) for name, digest in recorded["code"].items()}
+    return Launched(str(recorded["spec"]), Path(recorded["folder"]), code)
 
 
 def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
@@ -339,9 +339,9 @@ class Records:
                 backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )
         sizes: dict[Path, int] = {}
-        for _, kept in reversed(self._newest("*", "*")):
+        for _, record in reversed(self._newest("*", "*")):
             with suppress(FileNotFoundError):
-                sizes[kept] = kept.stat().st_size
+                sizes[record] = record.stat().st_size
         while surplus := self._surplus(sizes, path):
             del sizes[surplus]
             for file in surplus.parent.glob(f"{surplus.stem}.*"):  # and its marks
@@ -357,11 +357,11 @@ class Records:
         if not (too_many or sum(sizes.values()) > self._most_bytes):
             return None
         weights = Counter[Path]()
-        for kept, size in sizes.items():
-            weights[kept.parent] += 1 if too_many else size
-        most, others = max(weights.values()), [kept for kept in sizes if kept != new]
-        heaviest = (kept for kept in others if weights[kept.parent] == most)
-        return next(heaviest, next(iter(others), None))
+        for record, size in sizes.items():
+            weights[record.parent] += 1 if too_many else size
+        most, older = max(weights.values()), [record for record in sizes if record != new]
+        heaviest = (record for record in older if weights[record.parent] == most)
+        return next(heaviest, next(iter(older), None))
 
     def _made(self, path: Path) -> Path:
         """A path of these, whose folder is made."""
@@ -379,11 +379,11 @@ class Records:
 
     def _newest(self, namespace: str, name: str) -> list[tuple[float, Path]]:
         """The records of these names, the newest first."""
-        found = []
+        records = []
         for path in self._root.glob(f"{namespace}/{name}@*{SUFFIX}"):
             with suppress(FileNotFoundError):
-                found.append((path.stat().st_mtime, path))
-        return sorted(found, reverse=True)
+                records.append((path.stat().st_mtime, path))
+        return sorted(records, reverse=True)
 
 
 class RecordBackend:
@@ -415,8 +415,8 @@ class RecordBackend:
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
         with self._file() as file, zipfile.ZipFile(file) as archive:
-            known = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-            if not known.issuperset(one.compress_type for one in archive.infolist()):
+            methods = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+            if not methods.issuperset(member.compress_type for member in archive.infolist()):
                 raise ValueError("it is not compressed like a record")
             yield archive
 

@@ -137,8 +137,9 @@ class StoredRecord(RecordBackend):
 
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
-        with _explained(str(self.path), passing=(K8sJobError, *DAMAGE)), super()._opened() as one:
-            yield one
+        explained = _explained(str(self.path), passing=(K8sJobError, *DAMAGE))
+        with explained, super()._opened() as archive:
+            yield archive
 
 
 def _name(ref: JobRef, suffix: str) -> str:
@@ -147,24 +148,24 @@ def _name(ref: JobRef, suffix: str) -> str:
 
 def _connect(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path in it."""
-    found = _URL.fullmatch(url)
-    if not found or found["scheme"] not in _PACKAGES:
+    match = _URL.fullmatch(url)
+    if not match or match["scheme"] not in _PACKAGES:
         raise K8sJobError(
             f"{redacted(url)!r} is not a location for records; write s3://BUCKET/PREFIX (or gs://, az://)"
             " without credentials, which come from the environment"
         )
-    package, requirement = _PACKAGES[found["scheme"]]
+    package, requirement = _PACKAGES[match["scheme"]]
     try:
         import fsspec  # noqa: PLC0415 - an extra
 
         importlib.import_module(package)
     except ImportError as error:
         raise K8sJobError(
-            f"{found['scheme']}:// needs another package ({error}): pip install {requirement}"
+            f"{match['scheme']}:// needs another package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
-        files = fsspec.filesystem(found["scheme"], use_listings_cache=False)
-    return files, found["path"].rstrip("/")
+        files = fsspec.filesystem(match["scheme"], use_listings_cache=False)
+    return files, match["path"].rstrip("/")
 
 
 @contextmanager

@@ -102,18 +102,18 @@ class ClusterBackend(Creation):
         jobs = self._jobs(where, selector)
         jobs.sort(key=lambda job: job.created, reverse=True)
         below = self._below(where, jobs)
-        theirs: dict[tuple[str, str, str], list[Json]] = {}
+        pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
         if pods and not all(map(has_ended, jobs)):
-            theirs = self._pods_by_job(where, {job.target.job_label for job in jobs})
+            pods_by_job = self._pods_by_job(where, {job.target.job_label for job in jobs})
         snapshots = []
         for job in jobs:
-            of, label = JobRef.of(job), job.target.job_label
-            its_own = theirs.get((label, of.namespace, of.name), ())
-            names = {f"{of.name}{made.suffix}" for made in job.target.made}
-            made = [one for name in names for one in below.get((of.namespace, name), ())]
-            pods_now = own_pods(job, its_own, made)
-            shown = Snapshot(with_child(job, made), pods_now, skew=self.transport.skew)
-            snapshots.append(shown)
+            ref, label = JobRef.of(job), job.target.job_label
+            pods_of_job = pods_by_job.get((label, ref.namespace, ref.name), ())
+            names = {f"{ref.name}{child.suffix}" for child in job.target.made}
+            children = [child for name in names for child in below.get((ref.namespace, name), ())]
+            pods_now = own_pods(job, pods_of_job, children)
+            snapshot = Snapshot(with_child(job, children), pods_now, skew=self.transport.skew)
+            snapshots.append(snapshot)
         return snapshots
 
     def _jobs(self, namespace: str, selector: str) -> list[Job]:
@@ -137,31 +137,32 @@ class ClusterBackend(Creation):
 
     def _below(self, namespace: str, jobs: list[Job]) -> dict[tuple[str, str], list[Json]]:
         """The objects made by controllers for these jobs, by namespace and name (Target.made)."""
-        found: dict[tuple[str, str], list[Json]] = {}
-        kinds = {job.target for job in jobs}
-        for made, label in {(made, one.job_label) for one in kinds for made in one.made}:
+        objects: dict[tuple[str, str], list[Json]] = {}
+        targets = {job.target for job in jobs}
+        pairs = {(child, target.job_label) for target in targets for child in target.made}
+        for child, label in pairs:
             with suppress(ApiError):  # a list without them says less
-                query = _query(label if made.suffix else "")
-                for one in list_all(self.transport, made.path(namespace), query).items:
-                    found.setdefault((Object(one).namespace, Object(one).name), []).append(one)
-        return found
+                query = _query(label if child.suffix else "")
+                for raw in list_all(self.transport, child.path(namespace), query).items:
+                    objects.setdefault((Object(raw).namespace, Object(raw).name), []).append(raw)
+        return objects
 
     def _pods_by_job(
         self, namespace: str, labels: set[str]
     ) -> dict[tuple[str, str, str], list[Json]]:
         """The readable pods of jobs by the label of their kind, and their job's namespace, name."""
-        found: dict[tuple[str, str, str], list[Json]] = {}
+        by_job: dict[tuple[str, str, str], list[Json]] = {}
         for label in labels:
             try:
                 pods = list_all(self.transport, path("pods", namespace), {"labelSelector": label})
             except ApiError as error:
                 if error.code != 403:
                     raise
-                return found
+                return by_job
             for pod in map(Object, pods.items):
                 at = label, pod.namespace, pod.labels.get(label, "")
-                found.setdefault(at, []).append(pod.raw)
-        return found
+                by_job.setdefault(at, []).append(pod.raw)
+        return by_job
 
     def look_for_namespace(self) -> None:
         """Raise BackendError where the back end's namespace does not exist.
@@ -196,12 +197,12 @@ class ClusterBackend(Creation):
             nodes = list_all(self.transport, path("nodes"), query if node_selector else None).items
         except ApiError:
             return set()
-        found = {
+        architectures = {
             node.labels.get(_ARCH, "")
             for node in map(Object, nodes)
             if not device or device in node.part("status", "allocatable")
         }
-        return set() if "" in found else found
+        return set() if "" in architectures else architectures
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound, or JobTooLarge."""
@@ -322,11 +323,11 @@ class ClusterBackend(Creation):
                 raise self._not_found(ref) from error
             raise
         if target.companion:
-            its_own = target.companion.path(*_namespace_and_name(ref))
+            where = target.companion.path(*_namespace_and_name(ref))
             with suppress(ApiError):  # those that belong to the job go with it
-                there = self.transport.request("GET", its_own)
-                if is_ours(there) and not Object(there).owners:
-                    delete_as_read(self.transport, its_own, there)
+                companion = self.transport.request("GET", where)
+                if is_ours(companion) and not Object(companion).owners:
+                    delete_as_read(self.transport, where, companion)
 
     def wait_for_pods(
         self,
@@ -389,7 +390,7 @@ class ClusterBackend(Creation):
         return by_others
 
     def _of_name(self, ref: JobRef) -> Iterator[Job]:
-        unserved, found, ignored = None, False, ""
+        unserved, matched, ignored = None, False, ""
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
                 where = job_path(target, *_namespace_and_name(ref))
@@ -407,15 +408,15 @@ class ClusterBackend(Creation):
                 ignored = ignored or target.kind
                 continue
             if job.name == ref.name and ref.uid in {"", job.uid}:
-                found = True
+                matched = True
                 yield job
-        if ignored and not found:
+        if ignored and not matched:
             raise JobNotFound(
                 f"{ref} is a {ignored}, but no training job that k8sjob follows: its pods have no"
                 " indexes (completionMode: Indexed) and so no ranks, or another object has made it;"
                 f" see it with kubectl describe {ignored.lower()} {ref.name} -n {ref.namespace}"
             )
-        if unserved and not found:
+        if unserved and not matched:
             raise unserved
 
     def _kind(self, ref: JobRef) -> Target:

@@ -47,26 +47,27 @@ class Creation:
         What it needs beside it is created first, and then belongs to the job; where the server
         refuses the job, it is removed again.
         """
-        job, beside = plan.job, plan.job.target.companion
-        ref, there = self.ref_of(job), None
+        job, companion = plan.job, plan.job.target.companion
+        ref, stored = self.ref_of(job), None
         self.dry_run(job)
         self.wait_for_leftovers(ref)
-        if beside and job.companion:
-            there = self._companion(beside, job.companion, job)
+        if companion and job.companion:
+            stored = self._companion(companion, job.companion, job)
         try:
             created = self.create_manifest(job)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may an object that was created although the answer was lost.
-            if beside and there and 400 <= error.code < 500:
+            if companion and stored and 400 <= error.code < 500:
+                where = companion.path(ref.namespace, ref.name)
                 with suppress(ApiError):
-                    delete_as_read(self.transport, beside.path(ref.namespace, ref.name), there)
+                    delete_as_read(self.transport, where, stored)
             raise
-        if beside and there:
+        if companion and stored:
             owner = {key: job.raw[key] for key in ("apiVersion", "kind")}
             owner |= {"name": ref.name, "uid": created.uid}
-            meta = {"uid": Object(there).uid, "ownerReferences": [owner]}
+            meta = {"uid": Object(stored).uid, "ownerReferences": [owner]}
+            where = companion.path(ref.namespace, ref.name)
             with suppress(ApiError):  # without it `delete` removes it all the same
-                where = beside.path(ref.namespace, ref.name)
                 self.transport.request("PATCH", where, body={"metadata": meta})
         self._give_way(ref, created)
         return JobRef.of(created)
@@ -120,27 +121,27 @@ class Creation:
             BackendError: it is not gone after a minute, or it is of another kind of job.
         """
         deadline = time.monotonic() + SUBMIT_SECONDS
-        if (made := namesake(of_kind(ref.kind))) is None:
+        if (child := namesake(of_kind(ref.kind))) is None:
             return
-        where = made.path(ref.namespace, ref.name)
+        where = child.path(ref.namespace, ref.name)
         with suppress(ApiError):  # it is not there, or may not be read
-            first = there = self.transport.request("GET", where)
-            while Object(there).uid == Object(first).uid:  # else of another client's new job
-                owners = Object(there).owners
+            first = leftover = self.transport.request("GET", where)
+            while Object(leftover).uid == Object(first).uid:  # else of another client's new job
+                owners = Object(leftover).owners
                 earlier = ref.kind in {owner.get("kind") for owner in owners}
                 if not earlier or time.monotonic() > deadline:
                     raise BackendError(
-                        f"{made.resource}/{ref.name} in namespace {ref.namespace} is"
+                        f"{child.resource}/{ref.name} in namespace {ref.namespace} is"
                         f" {'left over from an earlier job' if earlier else 'of another job'}, and"
                         f" the {ref.kind} needs the name; delete it, or choose another name"
                     )
                 time.sleep(_LOOK_SECONDS)
-                there = self.transport.request("GET", where)
+                leftover = self.transport.request("GET", where)
 
-    def _companion(self, beside: Companion, body: Json, job: Job) -> Json:
+    def _companion(self, companion: Companion, body: Json, job: Job) -> Json:
         """Create a job's companion object unless it exists; JobExists if the job does."""
         ref = self.ref_of(job)
-        where, its_own = beside.path(ref.namespace), beside.path(ref.namespace, ref.name)
+        where, its_own = companion.path(ref.namespace), companion.path(ref.namespace, ref.name)
         begun = time.monotonic()
         deadline = begun + SUBMIT_SECONDS
         while True:
@@ -152,21 +153,21 @@ class Creation:
                 if time.monotonic() > deadline:
                     raise
                 with suppress(ApiError):
-                    there = self.transport.request("GET", its_own)
+                    stored = self.transport.request("GET", its_own)
                     late = time.monotonic() > begun + _CUT_OFF_SECONDS
-                    going = Object(there).deleting or Object(there).owners
-                    if not is_ours(there) and (late or not going):
+                    going = Object(stored).deleting or Object(stored).owners
+                    if not is_ours(stored) and (late or not going):
                         kind = body["kind"]
                         raise BackendError(
                             f"the {kind} {ref} was not created by k8sjob, and the job needs one of"
                             " that name; choose another name for the job"
                         ) from error
-                    alike = not Object(body).annotations or same_manifest(there, body)
+                    alike = not Object(body).annotations or same_manifest(stored, body)
                     if not going:
                         if alike:
-                            return there  # of a submission that was cut off
+                            return stored  # of a submission that was cut off
                         if late:
-                            delete_as_read(self.transport, its_own, there)
+                            delete_as_read(self.transport, its_own, stored)
                             continue
                     self.dry_run(job)
                 time.sleep(1)  # it goes with the job that it belonged to
@@ -196,9 +197,9 @@ class Creation:
             BackendError: the server would refuse it; with the fields, where it names them.
         """
         ref, where = self.ref_of(job), job_path(job.target, self.ref_of(job).namespace)
-        beside = keyed(job.target)
-        if beside and job.companion:
-            stored = self._as_stored(beside.path(ref.namespace), job.companion)
+        companion = keyed(job.target)
+        if companion and job.companion:
+            stored = self._as_stored(companion.path(ref.namespace), job.companion)
             job = replace(job, companion=stored)
         try:
             if name_free:
@@ -207,7 +208,7 @@ class Creation:
                 answer = self.transport.request("POST", where, query=_DRY_RUN, body=job.raw)
                 return replace(job, raw=without_managed_fields(answer))
         except ApiError as error:
-            if not (beside and beside.is_missed(error.detail)):
+            if not (companion and companion.is_missed(error.detail)):
                 raise
         if not name_free:  # the webhook was asked before anyone looked whether the name is taken
             with suppress(ApiError):
@@ -222,9 +223,8 @@ class Creation:
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
         body = {**body, "metadata": meta}
-        answer = without_managed_fields(
-            self.transport.request("POST", where, query=_DRY_RUN, body=body)
-        )
+        answer = self.transport.request("POST", where, query=_DRY_RUN, body=body)
+        answer = without_managed_fields(answer)
         Object(answer).metadata.pop("generateName", None)
         Object(answer).metadata["name"] = name
         return answer
@@ -246,11 +246,10 @@ class Creation:
                     time.sleep(_LOOK_SECONDS)
                     continue
                 if error.reason == "AlreadyExists" and lost:
-                    there = without_managed_fields(
-                        self.transport.request("GET", f"{where}/{ref.name}")
-                    )
-                    if same_manifest(there, job.raw):
-                        return there
+                    answer = self.transport.request("GET", f"{where}/{ref.name}")
+                    stored = without_managed_fields(answer)
+                    if same_manifest(stored, job.raw):
+                        return stored
                 if not _is_unavailable(error) or time.monotonic() > deadline:
                     raise
                 lost = True
@@ -261,10 +260,10 @@ class Creation:
         return replace(JobRef.of(job), namespace=job.namespace or self.namespace, uid="")
 
 
-def delete_as_read(transport: Transport, path: str, there: Json) -> None:
+def delete_as_read(transport: Transport, path: str, raw: Json) -> None:
     """Delete an object as it was read."""
-    seen = {key: Object(there).metadata.get(key) for key in ("uid", "resourceVersion")}
-    _delete(transport, path, {"preconditions": seen})
+    preconditions = {key: Object(raw).metadata.get(key) for key in ("uid", "resourceVersion")}
+    _delete(transport, path, {"preconditions": preconditions})
 
 
 def _delete(transport: Transport, path: str, options: Json) -> None:

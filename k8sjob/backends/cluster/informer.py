@@ -43,8 +43,7 @@ LOOK_SECONDS: Final = 0.2
 
 def snapshot(transport: Transport, job: Job) -> Snapshot:
     """A job as it was just read, with all events; without those that the user may not read."""
-    own_job = job
-    name, namespace = own_job.name, own_job.namespace
+    name, namespace = job.name, job.namespace
     events_path = path("events", namespace)
 
     def events(selector: str) -> list[Json]:
@@ -55,9 +54,9 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
                 return []
             raise
 
-    def made(one: Made) -> list[Json]:
+    def objects_of(kind: Made) -> list[Json]:
         try:
-            return [without_managed_fields(transport.request("GET", one.path(namespace, name)))]
+            return [without_managed_fields(transport.request("GET", kind.path(namespace, name)))]
         except ApiError as error:
             if error.code in {403, 404}:
                 return []
@@ -66,16 +65,16 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
     target = job.target
     of_job = {"labelSelector": target.selector(name)}
     with ThreadPoolExecutor(5) as pool:
-        pods = pool.submit(list_all, transport, path("pods", namespace), of_job)
-        about = pool.submit(events, f"involvedObject.uid={own_job.uid}")
+        listing = pool.submit(list_all, transport, path("pods", namespace), of_job)
+        about = pool.submit(events, f"involvedObject.uid={job.uid}")
         selectors = ("involvedObject.kind=Pod", *events_below(target, name))
-        theirs = [pool.submit(events, selector) for selector in selectors]
-        asked = [pool.submit(made, one) for one in target.made]
-    below = (event for found in theirs for event in found.result() if is_below(job, event))
-    there = [one for answer in asked for one in answer.result()]
+        event_answers = [pool.submit(events, selector) for selector in selectors]
+        object_answers = [pool.submit(objects_of, kind) for kind in target.made]
+    below = (event for answer in event_answers for event in answer.result() if is_below(job, event))
+    children = [child for answer in object_answers for child in answer.result()]
     own_events = in_time([*about.result(), *below])
-    own = own_pods(job, pods.result().items, there)
-    return Snapshot(with_child(job, there), own, own_events, skew=transport.skew)
+    pods = own_pods(job, listing.result().items, children)
+    return Snapshot(with_child(job, children), pods, own_events, skew=transport.skew)
 
 
 def refuse_excess(job: Job) -> None:
@@ -140,13 +139,12 @@ class _Informer:
             "the job's events": _Source(events, own_events, optional=True),
             "the pods' events": _Source(events, warnings, keep=below, optional=True),
         }
-        self._made = [f"its {one.kind}" for one in target.made]
-        for name, one, of_it in zip(
-            self._made, target.made, events_below(target, ref.name), strict=True
-        ):
-            named = {"fieldSelector": f"metadata.name={ref.name}{one.suffix}"}
-            self._sources[name] = _Source(one.path(ref.namespace), named, optional=True)
-            selected = {"fieldSelector": of_it}
+        self._children = [f"its {child.kind}" for child in target.made]
+        below_selectors = events_below(target, ref.name)
+        for name, child, selector in zip(self._children, target.made, below_selectors, strict=True):
+            named = {"fieldSelector": f"metadata.name={ref.name}{child.suffix}"}
+            self._sources[name] = _Source(child.path(ref.namespace), named, optional=True)
+            selected = {"fieldSelector": selector}
             self._sources[f"{name}'s events"] = _Source(events, selected, keep=below, optional=True)
         self._news = threading.Condition()
         self._stop = threading.Event()
@@ -182,20 +180,20 @@ class _Informer:
     def snapshot(self) -> Snapshot | None:
         """The job as it is known; None: it is gone."""
         with self._news:
-            found = {name: list(objects.values()) for name, objects in self._objects.items()}
+            by_source = {name: list(objects.values()) for name, objects in self._objects.items()}
             notices = tuple(self._notices)
-        raw = next((item for item in found["job"] if Object(item).uid == self._ref.uid), None)
+        raw = next((raw for raw in by_source["job"] if Object(raw).uid == self._ref.uid), None)
         if raw is None:
             return None
         job = Job(raw, of_kind(self._ref.kind))
         refuse_excess(job)
-        others = ["the pods' events", *(f"{name}'s events" for name in self._made)]
-        below = (event for name in others for event in found[name] if is_below(job, event))
-        events = in_time([*found["the job's events"], *below])
-        made = [one for name in self._made for one in found[name]]
-        pods = own_pods(job, found["pods"], made)
-        found_events = (*events, *notices)
-        return Snapshot(with_child(job, made), pods, found_events, skew=self._transport.skew)
+        below_sources = ["the pods' events", *(f"{name}'s events" for name in self._children)]
+        perhaps_below = (event for name in below_sources for event in by_source[name])
+        below = (event for event in perhaps_below if is_below(job, event))
+        events = (*in_time([*by_source["the job's events"], *below]), *notices)
+        children = [child for name in self._children for child in by_source[name]]
+        pods = own_pods(job, by_source["pods"], children)
+        return Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
 
     def _ready(self) -> bool:
         needed = {name for name in self._unsynced if not self._sources[name].optional}

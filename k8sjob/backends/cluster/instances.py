@@ -63,7 +63,7 @@ class Instance:
         state: "waiting", "running" or "terminated".
         started: whether this instance exists: there is a file of its output.
         leaving: whether the Pod is being deleted.
-        made: when the Pod was created, RFC 3339.
+        created: when the Pod was created, RFC 3339.
         previous_to: when the instance before it ended, RFC 3339; empty if that is not known.
     """
 
@@ -74,7 +74,7 @@ class Instance:
     state: str
     started: bool
     leaving: bool
-    made: str
+    created: str
     previous_to: str = ""
 
     @classmethod
@@ -94,7 +94,7 @@ class Instance:
             # Waiting with a last state: that is the newest instance, ended, and its file exists.
             started=state != "waiting" or bool(before),
             leaving=pod.deleting,
-            made=pod.created,
+            created=pod.created,
             previous_to=before.get("finishedAt") or "",
         )
 
@@ -158,8 +158,8 @@ class JobPods:
         selector = target.selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
-        found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
-        own = (p for p in found.get("items") or [] if not uid or perhaps_owned(target, p, uid))
-        self._instances = {name: Instance.of(pod) for name, pod in newest_pods(own).items()}
+        listing = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
+        pods = (p for p in listing.get("items") or [] if not uid or perhaps_owned(target, p, uid))
+        self._instances = {name: Instance.of(pod) for name, pod in newest_pods(pods).items()}
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -163,10 +163,10 @@ class _Follower:
         """The rest of an instance that has ended."""
         self._drains += 1
         given_up = self._drains > _TRIES_AFTER_THE_END and self._is_over()
-        there = not given_up and (yield from self._output.read(now))
+        readable = not given_up and (yield from self._output.read(now))
         if self._stop.is_set():
             return
-        if not there and not self._output.whole:
+        if not readable and not self._output.whole:
             yield self._output.gap(now, "the rest of its output can no longer be read")
         self._output.whole = self._output.drained = True
         self._drains = 0
@@ -237,8 +237,8 @@ class _Output:
             if lost and not self._quiet:
                 yield self.gap(now, self._missing(lost))
         if now.number > self.number:
-            known = self.drained or (yield from self._before(now)) or self.whole or self._quiet
-            if not known:
+            complete = self.drained or (yield from self._before(now)) or self.whole or self._quiet
+            if not complete:
                 yield self.gap(now, self._missing(range(self.number, now.number)))
             self.number, self.whole, self.drained = now.number, False, False
         self._quiet = False
@@ -287,7 +287,7 @@ class _Output:
 
     def gap(self, now: Instance | None, message: str) -> LogLine:
         """A line that says what is missing here; `now` is None if there is no Pod."""
-        time = (now and moment(now.made)) or datetime.now(UTC)
+        time = (now and moment(now.created)) or datetime.now(UTC)
         stamp = self._last or f"{time.astimezone(UTC).isoformat()[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
         return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {message}", gap=True)

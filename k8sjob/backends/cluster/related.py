@@ -76,32 +76,34 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     with ThreadPoolExecutor(8) as pool:
         users = pool.submit(_pods_with_devices, transport, _unschedulable_devices(snapshot))
         queue = pool.submit(_queue, transport, snapshot.job)
-        found = pool.map(lambda one: _read_related(transport, one), lookups)
+        answers = pool.map(lambda lookup: _read_related(transport, lookup), lookups)
         gang = pool.submit(_gang, transport, snapshot)
         inits = pool.submit(_init_outputs, transport, snapshot)
         beside = (*users.result(), *queue.result(), *gang.result(), *inits.result())
-        return (*(item for items in found for item in items), *beside)
+        return (*(raw for answer in answers for raw in answer), *beside)
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     namespace, job = snapshot.job.namespace, snapshot.job
     yield from _nodes(snapshot.pods)
-    for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED):
-        yield _Lookup(one[0], namespace, one[1], needed=True)
-        if one[0] == "persistentvolumeclaims":
-            about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={one[1]}"
+    diagnosed = ((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED)
+    for resource, name in dict.fromkeys(diagnosed):
+        yield _Lookup(resource, namespace, name, needed=True)
+        if resource == "persistentvolumeclaims":
+            about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={name}"
             yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
-    if (beside := job.target.companion) and is_ours(job.raw):
-        name, version = job.name, beside.api_version
-        yield _Lookup(beside.resource, namespace, name, needed=True, api_version=version)
+    if (companion := job.target.companion) and is_ours(job.raw):
+        name, version = job.name, companion.api_version
+        yield _Lookup(companion.resource, namespace, name, needed=True, api_version=version)
     controller = job.target.controller
     if controller.deployment:
-        its_own = {"labelSelector": controller.deployment}
-        yield _Lookup("deployments", query=its_own)
-        yield _Lookup("deployments", controller.namespace, query=its_own)  # where all are forbidden
-        yield _Lookup("pods", controller.namespace, query=its_own)
+        by_label = {"labelSelector": controller.deployment}
+        yield _Lookup("deployments", query=by_label)
+        # For a user who may not read those of all namespaces.
+        yield _Lookup("deployments", controller.namespace, query=by_label)
+        yield _Lookup("pods", controller.namespace, query=by_label)
 
 
 def _queue(transport: Transport, job: Job) -> list[Json]:
@@ -110,32 +112,31 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
     if not queue:
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
-    own = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
+    workloads = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
     if not is_suspended(job):
-        return own
+        return workloads
     local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
-    if (name := job.labels.get(PRIORITY)) and own and own[0]["kind"] == "Status":
+    if (name := job.labels.get(PRIORITY)) and workloads and workloads[0]["kind"] == "Status":
         # Kueue makes no Workload of a job whose class does not exist.
-        local += _read_related(
-            transport, _Lookup("workloadpriorityclasses", name=name, needed=True)
-        )
-    cluster = next((name for one in local if (name := cluster_queue(one))), "")
-    if not cluster or not any(one["kind"] == "Workload" for one in own):
-        return own + local
+        lookup = _Lookup("workloadpriorityclasses", name=name, needed=True)
+        local += _read_related(transport, lookup)
+    cluster = next((name for raw in local if (name := cluster_queue(raw))), "")
+    if not cluster or not any(raw["kind"] == "Workload" for raw in workloads):
+        return workloads + local
     clusters = _read_related(transport, _Lookup("clusterqueues", name=cluster, needed=True))
     selector = f"{_ADMITTED}={cluster}"
-    if cohort := next((c for one in clusters if (c := Object(one).spec.get("cohortName"))), ""):
+    if cohort := next((c for raw in clusters if (c := Object(raw).spec.get("cohortName"))), ""):
         everywhere = _read_related(transport, _Lookup("clusterqueues"))
-        clusters = [one for one in everywhere if Object(one).spec.get("cohortName") == cohort]
+        clusters = [raw for raw in everywhere if Object(raw).spec.get("cohortName") == cohort]
         selector = f"{_ADMITTED}!="
     holders = _page(transport, ("", namespace), selector)
-    summary = path("localqueues", namespace, queue, "pendingworkloads", api_version=_VISIBILITY)
+    where = path("localqueues", namespace, queue, "pendingworkloads", api_version=_VISIBILITY)
     try:
-        found = transport.request("GET", summary, timeout=_SECONDS)
-        pending = [{**found, "kind": "PendingWorkloadsSummary"}]
+        summary = transport.request("GET", where, timeout=_SECONDS)
+        pending = [{**summary, "kind": "PendingWorkloadsSummary"}]
     except ApiError:
         pending = _page(transport, (namespace,), f"{_ADMITTED}=")
-    unique = {Object(one).uid: one for one in (*holders, *pending, *own)}
+    unique = {Object(raw).uid: raw for raw in (*holders, *pending, *workloads)}
     return [*local, *clusters, *unique.values()]
 
 
@@ -200,20 +201,20 @@ def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
         yield _Lookup("nodes", name=name, needed=True)
 
 
-def _read_related(transport: Transport, one: _Lookup) -> list[Json]:
-    where = path(one.resource, one.namespace, one.name, api_version=one.api_version)
+def _read_related(transport: Transport, lookup: _Lookup) -> list[Json]:
+    where = path(lookup.resource, lookup.namespace, lookup.name, api_version=lookup.api_version)
     try:
-        if not one.name:
-            items = list_all(transport, where, one.query).items
-            return items or ([_missing(where)] if one.needed else [])
-        kind = _METADATA_ONLY.get(one.resource)
-        found = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
+        if not lookup.name:
+            items = list_all(transport, where, lookup.query).items
+            return items or ([_missing(where)] if lookup.needed else [])
+        kind = _METADATA_ONLY.get(lookup.resource)
+        raw = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
     except ApiError as error:
-        if not one.needed or error.code != 404:
+        if not lookup.needed or error.code != 404:
             return []
         # If the cluster does not know the kind, no object is named.
-        return [_missing(where if is_absent(error) else path(one.resource, one.namespace))]
-    return [without_managed_fields({**found, "kind": kind} if kind else found)]
+        return [_missing(where if is_absent(error) else path(lookup.resource, lookup.namespace))]
+    return [without_managed_fields({**raw, "kind": kind} if kind else raw)]
 
 
 def _unschedulable_devices(snapshot: Snapshot) -> set[str]:
@@ -227,8 +228,8 @@ def _limits(container: Json) -> Json:
 
 
 def _devices(pod: Pod) -> set[str]:
-    found = {name for container in containers(pod.spec) for name in _limits(container)}
-    return {name for name in found if "/" in name}
+    resources = {name for container in containers(pod.spec) for name in _limits(container)}
+    return {name for name in resources if "/" in name}
 
 
 def _pods_with_devices(transport: Transport, devices: set[str]) -> list[Json]:
@@ -248,7 +249,8 @@ def _pods_with_devices(transport: Transport, devices: set[str]) -> list[Json]:
 
 
 def _node_and_limits(pod: Pod) -> Json:
-    limits = [{"resources": {"limits": _limits(one)}} for one in pod.spec.get("containers") or []]
+    own_containers = pod.spec.get("containers") or []
+    limits = [{"resources": {"limits": _limits(container)}} for container in own_containers]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
