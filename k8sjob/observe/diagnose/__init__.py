@@ -77,16 +77,16 @@ def diagnose(
     if state is JobState.DELETING or facts.namespace_deleted:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
-    found = [finding for cause in causes for finding in cause(facts)]
-    if not found:
-        found = list(job.failed(facts))
-    if all(finding.severity is Severity.WARNING for finding in found) and not state.finished:
-        found += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
-    explained = any("master-0" in finding.replicas for finding in found)
-    found += master_awaited(facts, explained=explained)
+    findings = [finding for cause in causes for finding in cause(facts)]
+    if not findings:
+        findings = list(job.failed(facts))
+    if all(finding.severity is Severity.WARNING for finding in findings) and not state.finished:
+        findings += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
+    explained = any("master-0" in finding.replicas for finding in findings)
+    findings += master_awaited(facts, explained=explained)
     if not (facts.local or is_ours(snapshot.job.raw)):
-        found = [replace(one, next_step=in_manifest(one.next_step)) for one in found]
-    return sorted(found, key=lambda finding: finding.severity is Severity.WARNING)
+        findings = [replace(f, next_step=in_manifest(f.next_step)) for f in findings]
+    return sorted(findings, key=lambda finding: finding.severity is Severity.WARNING)
 
 
 def _not_created(facts: Facts) -> Iterator[Finding]:
@@ -99,13 +99,14 @@ def _for_each_pod(
 ) -> Callable[[Facts], Iterator[Finding]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
+    def explained(facts: Facts) -> Iterator[Explanation]:
+        for pod in facts.pods:
+            explanations = (check(facts, pod) for check in checks)
+            if explanation := next(filter(None, explanations), None):
+                yield replace(explanation, replica=pod.replica, pod=pod.name)
+
     def cause(facts: Facts) -> Iterator[Finding]:
-        found = (
-            (pod, next((f for check in checks if (f := check(facts, pod))), None))
-            for pod in facts.pods
-        )
-        named = (replace(one, replica=pod.replica, pod=pod.name) for pod, one in found if one)
-        yield from grouped(named, facts.now)
+        yield from grouped(explained(facts), facts.now)
 
     return cause
 
@@ -115,18 +116,18 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
         return  # it took its containers along
     if facts.status.state is JobState.SUSPENDED:
         return
-    left = displaced(facts)
+    displacements = displaced(facts)
     # What ended a job that was stopped is the stop.
     ends = [] if facts.status.state is JobState.STOPPED else facts.ends
     again = {end.replica for end in facts.restarts}
     failed = [
         end
         for end in ends
-        if end.replica not in again and not ended_by_displacement(facts, end, left)
+        if end.replica not in again and not ended_by_displacement(facts, end, displacements)
     ]
     # A rank that lost a peer says nothing new where the peer's end is known.
-    known = bool(failed or left)
-    failed += [end for end in facts.restarts if not (known and is_consequence(facts, end))]
+    has_cause = bool(failed or displacements)
+    failed += [end for end in facts.restarts if not (has_cause and is_consequence(facts, end))]
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
@@ -163,17 +164,17 @@ def _independent(facts: Facts, finding: Finding, failed: Sequence[Failure]) -> I
 def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
     """The failure that a rank waited for in vain, of a replica that may run again; or `end`."""
     culprits = {facts.replica_of(rank) for rank in end.reason.culprits} if end.reason else set()
-    before = [
-        one
-        for one in failed
-        if one.time < end.time
-        and one.replica != end.replica
-        and (not culprits or one.replica in culprits)
+    earlier = [
+        failure
+        for failure in sorted(failed, key=attrgetter("time"))
+        if failure.time < end.time
+        and failure.replica != end.replica
+        and (not culprits or failure.replica in culprits)
     ]
-    if not before or explain_end(facts, end).id not in _WAITED:
+    if not earlier or explain_end(facts, end).id not in _WAITED:
         return end
-    own = (one for one in sorted(before, key=attrgetter("time")) if not is_consequence(facts, one))
-    return next((one for one in own if explain_end(facts, one).id not in _WAITED), end)
+    causes = (failure for failure in earlier if not is_consequence(facts, failure))
+    return next((cause for cause in causes if explain_end(facts, cause).id not in _WAITED), end)
 
 
 def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:
@@ -199,15 +200,15 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
         and (end.replica in down or end.time >= finished - _LAST_SECONDS)
     ]
     if first := _first(facts, failed):
-        found = explain_end(facts, first)
-        message = f"the job succeeded, but {found.message}"
-        yield _with_similar(facts, replace(found, message=message), first, failed)
+        finding = explain_end(facts, first)
+        message = f"the job succeeded, but {finding.message}"
+        yield _with_similar(facts, replace(finding, message=message), first, failed)
 
 
 def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[Failure]) -> Finding:
     """The finding with the restarts of its container, and the replicas that ended likewise."""
     message, step = finding.message, finding.next_step
-    status = next((one for one in facts.status.replicas if one.name == first.replica), None)
+    status = next((r for r in facts.status.replicas if r.name == first.replica), None)
     if status and status.situation == "CrashLoopBackOff":
         again = (
             "" if facts.status.state.finished else "; the next start is at most five minutes away"
@@ -249,17 +250,17 @@ def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
 
 def _ended_or_did_not_start(facts: Facts) -> Iterator[Finding]:
     """Why replicas ended or did not start; that no restart was left is only the consequence."""
-    found = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
-    if any(one.id is Cause.POD_DELETED for one in found):  # its successor's problem comes first
-        blocked = {name for one in _STARTING(facts) for name in one.replicas}
-        found.sort(
-            key=lambda one: one.id is Cause.POD_DELETED and not blocked.isdisjoint(one.replicas)
+    findings = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
+    if any(f.id is Cause.POD_DELETED for f in findings):  # its successor's problem comes first
+        blocked = {name for finding in _STARTING(facts) for name in finding.replicas}
+        findings.sort(
+            key=lambda f: f.id is Cause.POD_DELETED and not blocked.isdisjoint(f.replicas)
         )
     # Ranks that lost another one, or waited for it, are no cause where that one's Pod is gone.
-    if facts.status.state is JobState.FAILED and all(one.id in _WAITED for one in found):
-        before_deletion = with_gone_pods(facts)
-        found = [*(_did_not_start_or_failed(before_deletion) if before_deletion else ()), *found]
-    yield from found or job.restart_limit(facts)
+    no_root = facts.status.state is JobState.FAILED and all(f.id in _WAITED for f in findings)
+    if no_root and (before_deletion := with_gone_pods(facts)):
+        findings = [*_did_not_start_or_failed(before_deletion), *findings]
+    yield from findings or job.restart_limit(facts)
 
 
 def _failed_before_deletion(facts: Facts) -> Iterator[Finding]:
@@ -285,10 +286,12 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
     if facts.status.state.finished or facts.ends:
         return
     # A rank that survives it writes on.
-    tails = ((name, library_lines(since_training(facts.tail(name)))) for name in facts.logs)
-    explained = ((name, explain_lines(tail, local=facts.local)) for name, tail in tails)
-    found = (replace(one, replica=name) for name, one in explained if one)
-    yield from grouped(found, facts.now)
+    explanations = []
+    for replica in facts.logs:
+        tail = library_lines(since_training(facts.tail(replica)))
+        if explanation := explain_lines(tail, local=facts.local):
+            explanations.append(replace(explanation, replica=replica))
+    yield from grouped(explanations, facts.now)
 
 
 _STARTING: Final = _for_each_pod(

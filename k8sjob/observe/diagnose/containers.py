@@ -55,17 +55,17 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     # again and again: "Error: ImagePullBackOff".
     message = container.waiting.get("message", "")
     if "Back-off" in message and "Err" not in message:
-        failed = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")
-        message = next((one for one in failed if not one.startswith("Error: ")), message)
-    found = explain_pull(container.waiting["reason"], image, message)
+        errors = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")
+        message = next((text for text in errors if not text.startswith("Error: ")), message)
+    explanation = explain_pull(container.waiting["reason"], image, message)
     if container.name == facts.target.init_container:
         return Explanation(
-            found.cause,
-            f"the operator's init image: {found.what}",
+            explanation.cause,
+            f"the operator's init image: {explanation.problem}",
             f"the operator's flag {facts.target.controller.image_flag} sets it: change it to an"
             " image that this cluster can pull",
         )
-    if found.cause is Cause.IMAGE_ACCESS:
+    if explanation.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
         uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none"
         if gone := [name for name in secrets if ("secrets", name) in facts.not_found]:
@@ -74,16 +74,16 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             f" ({uses}); to create one from your login: kubectl create secret docker-registry NAME"
             f" -n {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
         )
-        return replace(found, next_step=found.next_step + more)
-    return found
+        return replace(explanation, next_step=explanation.next_step + more)
+    return explanation
 
 
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
     """Why an image cannot be pulled."""
     text = f"{reason} {_NAMES.sub('', message)}"
-    found = first_match(_PULL_RULES, text, image=image, detail=_innermost(message))
-    assert found  # noqa: S101 - the last rule matches everything
-    return found
+    explanation = first_match(_PULL_RULES, text, image=image, detail=_innermost(message))
+    assert explanation  # noqa: S101 - the last rule matches everything
+    return explanation
 
 
 def _innermost(message: str) -> str:
@@ -101,12 +101,12 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if container is None:
         return None
     message = container.waiting.get("message", "")
-    if found := missing_reference(facts, message):
-        return found
+    if reference := missing_reference(facts, message):
+        return reference
     return first_match(
         _CREATION_RULES,
         f"{'init ' * container.init}{message}",
-        what=f"its container {container.name!r} cannot be created: {one_line(message)}",
+        problem=f"its container {container.name!r} cannot be created: {one_line(message)}",
         whose="operator's " * (container.name == facts.target.init_container),
         node=pod.node,
     )
@@ -126,8 +126,8 @@ def bad_sandbox(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     message = one_line(event.get("message", ""))
     if "OOM-killed" in message:
         limit = pod.memory_limit or "?"
-        what = f"its memory limit is too low even to start ({limit})"
-        return Explanation(Cause.MEMORY, what, "raise resources.memory")
+        problem = f"its memory limit is too low even to start ({limit})"
+        return Explanation(Cause.MEMORY, problem, "raise resources.memory")
     return Explanation(
         Cause.SANDBOX,
         f"its node {pod.node} cannot set it up: {_innermost(message)}",
@@ -164,16 +164,16 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that another container keeps from ending."""
-    others = [c.name for c in pod.containers if not c.init and "running" in c.state]
+    sidecars = [c.name for c in pod.containers if not c.init and "running" in c.state]
     ended_well = pod.terminated.get("exitCode") == 0
-    if pod.phase != "Running" or pod.deleting or not ended_well or not others:
+    if pod.phase != "Running" or pod.deleting or not ended_well or not sidecars:
         return None
     since = pod.trained_until
     if since and facts.now - since < _SIDECAR_ENDS:
         return None
     return Explanation(
         Cause.SIDECAR,
-        f"its training has ended, but its container {others[0]!r} keeps the pod running",
+        f"its training has ended, but its container {sidecars[0]!r} keeps the pod running",
         'remove the sidecar (for Istio: the annotation sidecar.istio.io/inject: "false", which'
         " k8sjob sets), or make it an init container with restartPolicy Always, which ends with the"
         " pod",
@@ -197,7 +197,7 @@ def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
 def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
     """Workers whose init container cannot find the Master's name yet.
 
-    `explained`: something was found at the Master itself, from which this follows.
+    `explained`: there is a finding about the Master itself, from which this follows.
     """
     if facts.status.state.finished:
         return
@@ -216,48 +216,48 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
     ]
     if not waiting:
         return
-    what, step = _master(facts)
+    problem, step = _master(facts)
     if explained and step == _WAIT:
         return
     begun = (moment(pod.status.get("startTime")) or pod.created_at for pod in waiting)
     since = min((time for time in begun if time), default=None)
-    found = [Explanation(Cause.MASTER_AWAITED, what, step, p.replica, since) for p in waiting]
-    yield from grouped(found, facts.now)
+    explanation = Explanation(Cause.MASTER_AWAITED, problem, step, since=since)
+    yield from grouped((replace(explanation, replica=p.replica) for p in waiting), facts.now)
 
 
 def _master(facts: Facts) -> tuple[str, str]:
     """Why the Master's name cannot be found, and the next step."""
     name = f"{facts.name}-master-0"
-    what = f"its init container waits until the name {name} resolves"
+    problem = f"its init container waits until the name {name} resolves"
     master = facts.pod("master-0")
     if master is None:
-        return f"{what}; the Master has no pod", _WAIT
+        return f"{problem}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
     if ready.true and ready.since and facts.now - ready.since > _RESOLVED:
         step = f"check the cluster's DNS and the Service (kubectl get svc {name}"
-        what += "; the Master is ready, so the name should resolve"
-        return what, f"{step} -n {facts.namespace})"
+        problem += "; the Master is ready, so the name should resolve"
+        return problem, f"{step} -n {facts.namespace})"
     if master.phase == "Running" and ready.false:
         if master.asked.part("readinessProbe"):
             return (
-                f"{what}; the Master runs but is not ready, according to its readinessProbe",
+                f"{problem}; the Master runs but is not ready, according to its readinessProbe",
                 "remove the probe: the name resolves when the pod is Ready, and training needs it",
             )
-        return f"{what}; the Master is not ready", _WAIT
-    situation = next(one.situation for one in facts.status.replicas if one.name == "master-0")
-    return f"{what}; the Master is {situation}", _WAIT
+        return f"{problem}; the Master is not ready", _WAIT
+    situation = next(r.situation for r in facts.status.replicas if r.name == "master-0")
+    return f"{problem}; the Master is {situation}", _WAIT
 
 
 def _ending(facts: Facts, pod: ReplicaPod) -> Explanation:
     """A Pod that is being deleted, and what keeps it after its grace period."""
-    meta, what = pod.metadata, "its pod is terminating"
+    meta, problem = pod.metadata, "its pod is terminating"
     finalizers = meta.get("finalizers") or ()
     end = moment(meta.get("deletionTimestamp"))  # of its grace period
     since = end - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if end else None
     if end is None or facts.now - end < _KILLED_AFTER:
         step = "wait: it can save its state until the end of its grace period"
     elif finalizers and not pod.live:
-        what += f"; it is waiting for its finalizers: {', '.join(finalizers)}"
+        problem += f"; it is waiting for its finalizers: {', '.join(finalizers)}"
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:
         step = (
@@ -265,7 +265,7 @@ def _ending(facts: Facts, pod: ReplicaPod) -> Explanation:
             f" describe node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
             " removes it by force"
         )
-    return Explanation(Cause.WAITING, what, step, since=since)
+    return Explanation(Cause.WAITING, problem, step, since=since)
 
 
 def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
@@ -276,24 +276,24 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         return None
     if not pod.node:
         scheduler = pod.spec.get("schedulerName", "default-scheduler")
-        what = f"the scheduler {scheduler!r} has not considered it"
+        problem = f"the scheduler {scheduler!r} has not considered it"
         step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
     elif init := next((c for c in reversed(pod.containers) if c.initializing), None):
         if init.name == facts.target.init_container:
             return None  # see master_awaited
-        what = f"its init container {init.name!r} runs"
+        problem = f"its init container {init.name!r} runs"
         step = (
             f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(init.name)}"
         )
         since = moment(Object(init.state).part("running").get("startedAt"))
     elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
         image = event.get("message", "").partition('"')[2].partition('"')[0]
-        what = f"its node is pulling the image {image}"
+        problem = f"its node is pulling the image {image}"
         step = "wait; a large image takes minutes the first time on each node"
         since = event_time(event)
     else:
-        what = "its containers are being created"
+        problem = "its containers are being created"
         step = f"wait; if this continues: kubectl describe {facts.pods_argument}"
         since = pod.condition("PodScheduled").since or pod.created_at
-    return Explanation(Cause.WAITING, what, step, since=since)
+    return Explanation(Cause.WAITING, problem, step, since=since)

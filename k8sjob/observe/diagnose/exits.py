@@ -97,22 +97,22 @@ def _output(facts: Facts, end: Failure) -> LastOutput:
     return last_output(end, facts.output_before(end), ranks=facts.ranks.get(end.replica, 1))
 
 
-def _finding(end: Failure, cause: Cause, what: str, next_step: str) -> Finding:
-    return Finding(cause, f"{end.source}: {what}", next_step, replicas=(end.replica,))
+def _finding(end: Failure, cause: Cause, problem: str, next_step: str) -> Finding:
+    return Finding(cause, f"{end.source}: {problem}", next_step, replicas=(end.replica,))
 
 
 def _explained(end: Failure, explanation: Explanation | None) -> Finding | None:
     if explanation is None:
         return None
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
-    return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
+    return _finding(end, explanation.cause, explanation.problem + where, explanation.next_step)
 
 
 def _hung(facts: Facts, end: Failure) -> Finding | None:
     if not end.means(ExitCode.HUNG):
         return None
-    if left := _left_early(facts, end):
-        return left
+    if finding := _left_early(facts, end):
+        return finding
     culprits = end.reason.culprits if end.reason else ()
     where = f" --rank {culprits[0]}" if culprits else ""
     kind = end.reason.type if end.reason else ""
@@ -133,9 +133,10 @@ def _hung(facts: Facts, end: Failure) -> Finding | None:
 def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
-    if left := _left_early(facts, end):
+    if finding := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
-        return replace(left, next_step=f"{step} if that was the last one; {left.next_step}")
+        step = f"{step} if that was the last one; {finding.next_step}"
+        return replace(finding, next_step=step)
     job, culprits = facts.output_argument, end.reason.culprits
     return Finding(
         Cause.RENDEZVOUS,
@@ -164,13 +165,13 @@ def _not_executable(facts: Facts, end: Failure) -> Finding | None:
 def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
-    what = "its command cannot be started"
+    problem = "its command cannot be started"
     if end.why not in ("StartError", "ContainerCannotRun"):
         by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
         no_program = end.exit_code == 127 and not end.chosen_by_script  # a shell's code for that
         if not no_program and not by_agent:
             return None
-        return _finding(end, Cause.START, what + _error(facts, end), step)
+        return _finding(end, Cause.START, problem + _error(facts, end), step)
     error = re.sub(
         r"^.*?unable to start container process: (?:error during container init: )?",
         "",
@@ -182,8 +183,8 @@ def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
     if "OOM-killed" in error:
         return _out_of_memory(facts, replace(end, why="OOMKilled"))
     if error.startswith(("mkdir ", "chdir ")):
-        what, step = "its working directory does not exist", "correct the container's workingDir"
-    return _finding(end, Cause.START, what + f": {error}" * bool(error), step)
+        problem, step = "its working directory does not exist", "correct the container's workingDir"
+    return _finding(end, Cause.START, problem + f": {error}" * bool(error), step)
 
 
 def _out_of_memory(facts: Facts, end: Failure) -> Finding | None:
@@ -223,14 +224,14 @@ def _others_left(facts: Facts, end: Failure) -> Finding | None:
 def _explained_by_output(facts: Facts, end: Failure) -> Finding | None:
     explanation = explain_output(_output(facts, end), local=facts.local)
     if explanation and explanation.cause in _WAITS:
-        if left := _left_early(facts, end):
-            return left
+        if finding := _left_early(facts, end):
+            return finding
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
-            explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
+            explanation = replace(explanation, problem=explanation.problem + _absent_ranks(facts))
     if explanation and explanation.cause is Cause.GPU_DRIVER and not facts.local:
         pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
-        if pod and asked and _NO_GPU.search(explanation.what):
+        if pod and asked and _NO_GPU.search(explanation.problem):
             step = _STEPS["sees_no_gpu"].format(node=pod.node)
             explanation = replace(explanation, next_step=step)
     return _explained(end, explanation)
@@ -263,18 +264,18 @@ def _lost_connection(facts: Facts, end: Failure) -> Finding | None:
 
 def _left_early(facts: Facts, end: Failure) -> Finding | None:
     """That the rank had waited for ranks whose training was done."""
-    left = _done_before(facts, end)
-    if not left:
+    done = _done_before(facts, end)
+    if not done:
         return None
     at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
     error = _error(facts, end)
     if end.reason and end.reason.type == "Left":  # its message begins with the same, perhaps twice
         error = error.rpartition("exit code 0")[2]
-    replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
+    replicas = tuple(dict.fromkeys((*done.values(), end.replica)))
     return Finding(
         Cause.LEFT_EARLY,
-        f"{' and '.join(left)} had ended with exit code 0, and {end.source} still waited for"
-        f" {'it' if len(left) == 1 else 'them'}{at}{error}",
+        f"{' and '.join(done)} had ended with exit code 0, and {end.source} still waited for"
+        f" {'it' if len(done) == 1 else 'them'}{at}{error}",
         equal_steps(facts),
         replicas=replicas,
     )
@@ -305,8 +306,8 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         began = first.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
         if began and lasted and facts.target.replica_named(facts.job, pod) == end.replica:
-            what = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
-            return _finding(end, Cause.KILLED, what, _STEPS["kubelet"][event["reason"]])
+            problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
+            return _finding(end, Cause.KILLED, problem, _STEPS["kubelet"][event["reason"]])
     return None
 
 
@@ -344,8 +345,8 @@ def _torchruns_root(output: LastOutput) -> tuple[int, int] | None:
 
 def _torchruns_signal(output: LastOutput) -> int:
     """The signal that torchrun itself got, which it raises as an exception; 0 for none."""
-    found = _SIGNAL_EXCEPTION.search(output.error[0]) if output.error else None
-    return int(found[1]) if found else 0
+    exception = _SIGNAL_EXCEPTION.search(output.error[0]) if output.error else None
+    return int(exception[1]) if exception else 0
 
 
 def _refused_checkpoint(facts: Facts, end: Failure) -> Finding | None:
@@ -384,13 +385,13 @@ def _crashed(facts: Facts, end: Failure) -> Finding:
             )
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
-    what = f"exit code {end.exit_code}"
+    problem = f"exit code {end.exit_code}"
     if root := None if end.reason else _torchruns_root(_output(facts, end)):
-        what = f"rank {root[0]} ended with exit code {root[1]}"
+        problem = f"rank {root[0]} ended with exit code {root[1]}"
     return _finding(
         end,
         Cause.CRASH,
-        f"{what}{_error(facts, end)}",
+        f"{problem}{_error(facts, end)}",
         f"{_field_to_change(end) or step}; its output:"
         f" k8sjob logs {facts.output_argument} -r {end.replica}",
     )
@@ -409,13 +410,13 @@ def _error(facts: Facts, end: Failure) -> str:
         return where
     if end.reason and not is_bare_exit(end.reason):
         kind = end.reason.type if end.reason.type != "Left" else ""
-        what = "".join(f": {part}" for part in (kind, shortened(end.reason.message)) if part)
-        return "; ".join((what, *end.reason.causes)) + where
+        exception = "".join(f": {part}" for part in (kind, shortened(end.reason.message)) if part)
+        return "; ".join((exception, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
     if _IN_LOADER.search(error[0]):  # the exception of the loader's process follows
-        inner = dropwhile(lambda one: not one.startswith("Original Traceback"), error)
-        error = tuple(one for one in [*inner][1:] if one[:1].strip()) or error
+        inner = dropwhile(lambda line: not line.startswith("Original Traceback"), error)
+        error = tuple(line for line in [*inner][1:] if line[:1].strip()) or error
     line = shortened(" ".join(error[: 2 if error[0].endswith(":") else 1]))
     return (f": {line}" if line else "") + where
 

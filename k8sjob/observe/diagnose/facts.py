@@ -232,16 +232,15 @@ class Facts:
         """When its namespace's deletion was requested; None if it was not, or the job has ended."""
         if self.status.state.finished:
             return None
-        stamps = (
-            Object(one).metadata.get("deletionTimestamp") for one in self.of_kind("Namespace")
-        )
+        namespaces = map(Object, self.of_kind("Namespace"))
+        stamps = (namespace.metadata.get("deletionTimestamp") for namespace in namespaces)
         return moment(next(filter(None, stamps), None))
 
     @cached_property
     def kubelet_kills(self) -> dict[str, Json]:
         """The last Event about why the kubelet itself ended the training of a Pod, by its uid."""
-        found: dict[str, Json] = {}
-        ended: dict[str, Json] = {}
+        reasons: dict[str, Json] = {}
+        kills: dict[str, Json] = {}
         for event in self.snapshot.events:
             subject, reason = Object(event).part("involvedObject"), event.get("reason")
             uid, field = subject.get("uid", ""), subject.get("fieldPath", "")
@@ -249,15 +248,15 @@ class Facts:
                 continue
             probed = reason == "Unhealthy" and _PROBED.match(event.get("message", ""))
             if probed or reason in {"DeadlineExceeded", "FailedPostStartHook"}:
-                found[uid] = event
+                reasons[uid] = event
             elif reason == "Killing":
-                ended[uid] = event
+                kills[uid] = event
         # A probe may fail long before another reason ends the Pod: while Python starts.
         near = timedelta(seconds=GRACE_SECONDS)
         return {
             uid: event
-            for uid, event in found.items()
-            if uid in ended and abs(event_time(ended[uid]) - event_time(event)) <= near
+            for uid, event in reasons.items()
+            if uid in kills and abs(event_time(kills[uid]) - event_time(event)) <= near
         }
 
     @cached_property
@@ -319,11 +318,11 @@ class Facts:
             subject = Object(event).part("involvedObject")
             events[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
-        for one in map(objects.Pod, self.snapshot.pods):
-            named = replica_of(one.raw) or self.target.replica_named(self.snapshot.job, one.name)
-            replica = named or one.name.removeprefix(f"{self.name}-")
-            own = events[one.name, one.uid]  # earlier Pods had other uids
-            pods.append(ReplicaPod(one.raw, replica, tuple(own)))
+        for pod in map(objects.Pod, self.snapshot.pods):
+            replica = replica_of(pod.raw) or self.target.replica_named(self.job, pod.name)
+            replica = replica or pod.name.removeprefix(f"{self.name}-")
+            about = events[pod.name, pod.uid]  # earlier Pods had other uids
+            pods.append(ReplicaPod(pod.raw, replica, tuple(about)))
         return tuple(pods)
 
     def pod(self, replica: str) -> ReplicaPod | None:
@@ -347,8 +346,8 @@ class Facts:
 
         A Job keeps a deleted Pod that has ended until it has created the next one.
         """
-        kept = self.target.keeps_ended_pods
-        present = {pod.replica for pod in self.pods if pod.live or not (kept and pod.deleting)}
+        keeps = self.target.keeps_ended_pods
+        present = {pod.replica for pod in self.pods if pod.live or not (keeps and pod.deleting)}
         return tuple(name for name in self.ranks if name not in present)
 
     @cached_property
@@ -362,24 +361,24 @@ class Facts:
 
     @cached_property
     def unschedulable(self) -> dict[str, Explanation]:
-        """A cache of what was found for Pods of one shape."""
+        """A cache: the scheduler's message and the shape of a Pod -> the explanation."""
         return {}
 
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""
-        return [one for one in self.related if one.get("kind") == kind]
+        return [related for related in self.related if related.get("kind") == kind]
 
     def init_output(self, container: str) -> list[str]:
         """The last lines of an init container that fails, of the first Pod in which it does."""
-        outputs = (item for item in self.of_kind(OUTPUT) if item.get("container") == container)
-        lines = next((item.get("lines") or () for item in outputs), ())
+        outputs = self.of_kind(OUTPUT)
+        lines = next((o.get("lines") or () for o in outputs if o.get("container") == container), ())
         return [shortened(line) for line in lines if line.strip()][-_INIT_LINES:]
 
     @cached_property
     def not_found(self) -> set[tuple[str, str]]:
         """The resources that the apiserver does not have, each with the name; empty: any."""
-        details = (Object(one).part("details") for one in self.of_kind("Status"))
-        return {(one.get("kind", ""), one.get("name", "")) for one in details}
+        statuses = (Object(status).part("details") for status in self.of_kind("Status"))
+        return {(details.get("kind", ""), details.get("name", "")) for details in statuses}
 
     def reported(self, kind: EventKind) -> list[Event]:
         """The runtime's events of a kind in the output of all replicas."""
@@ -397,8 +396,8 @@ class Facts:
         """The last lines of a replica that are not empty; those written until a moment."""
         lines = self.logs.get(replica, ())
         if until is not None:
-            lines = [one for one in lines if getattr(one, "time", 0.0) <= until]
-        return [text for one in lines if (text := one.rstrip())]
+            lines = [line for line in lines if getattr(line, "time", 0.0) <= until]
+        return [text for line in lines if (text := line.rstrip())]
 
     def output_before(self, end: Failure) -> list[str]:
         """The last lines that a failure's replica wrote before it."""
@@ -424,16 +423,17 @@ class Facts:
         newest: dict[str, Failure] = {}
         started = self.status.started  # or resumed: what ended before does not matter
         recorded = [
-            one
-            for one in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
-            if not (started and (ended := moment(one.time)) and ended < started)
+            record
+            for record in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
+            if not (started and (ended := moment(record.time)) and ended < started)
         ]
-        whole = (_end(*one[:5]) for one in recorded if one.whole)
+        whole = (_end(*record[:5]) for record in recorded if record.whole)
         for end in (*whole, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:
                 newest[end.replica] = end
-        for one in reversed([one for one in recorded if not one.whole]):
-            newest.setdefault(one.replica, _end(*one[:5]))
+        for record in reversed(recorded):
+            if not record.whole:
+                newest.setdefault(record.replica, _end(*record[:5]))
         return list(newest.values())
 
     @property
@@ -447,13 +447,13 @@ class Facts:
     @cached_property
     def _restarts(self) -> dict[str, tuple[Failure, list[str]]]:
         """The same by replica, each with the lines before it."""
-        status, found = self.status, dict[str, tuple[Failure, list[str]]]()
+        status, restarts = self.status, dict[str, tuple[Failure, list[str]]]()
         newest = {end.replica: end.time for end in self.ends}
         since = status.started.timestamp() if status.started else 0.0  # see ends
         if status.state is JobState.STOPPED and status.finished:
             newest, since = {}, status.finished.timestamp() - _STOPPED_SECONDS
         elif status.state.finished:
-            return found
+            return restarts
         done = {pod.replica for pod in self.done}
         for replica in self.logs:
             lines = self.tail(replica)
@@ -462,8 +462,8 @@ class Facts:
             matters = replica not in done and time > max(since, newest.get(replica, 0.0))
             if matters and reason and reason.exit_code:
                 end = Failure(replica, reason.exit_code, "", "", reason, time)
-                found[replica] = end, lines[:number]
-        return found
+                restarts[replica] = end, lines[:number]
+        return restarts
 
     def _ends_of_pods(self) -> Iterator[Failure]:
         for pod in self.pods:
@@ -503,12 +503,12 @@ def _last_restart(lines: Sequence[str]) -> tuple[int, Event]:
 
 def _cut_reason(message: str) -> Reason | None:
     """The reason in a termination message whose end is missing."""
-    found = _CUT_REASON.match(message)
-    if found is None:
+    fields = _CUT_REASON.match(message)
+    if fields is None:
         return None
-    whole = re.sub(r"\\u[0-9a-f]{0,3}$", "", found["message"])  # it may be cut within a character
+    whole = re.sub(r"\\u[0-9a-f]{0,3}$", "", fields["message"])  # it may be cut within a character
     try:
         text = json.loads(f'"{whole}"', strict=False)
     except ValueError:
         return None
-    return Reason(int(found["code"]), int(found["rank"]), found["type"], text)
+    return Reason(int(fields["code"]), int(fields["rank"]), fields["type"], text)

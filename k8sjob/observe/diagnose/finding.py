@@ -129,7 +129,7 @@ class Explanation:
 
     Attributes:
         cause: a Cause.
-        what: what was seen, without the replica's name.
+        problem: what is wrong, without the replica's name.
         next_step: what to do now; see POD.
         replica: "worker-2".
         since: when it began, where that is worth saying.
@@ -139,7 +139,7 @@ class Explanation:
     """
 
     cause: Cause
-    what: str
+    problem: str
     next_step: str
     replica: str = ""
     since: datetime | None = None
@@ -155,7 +155,7 @@ class Rule:
     Attributes:
         pattern: how the cause is written.
         cause: a Cause.
-        what: what was seen; the pattern's groups and the caller's facts fill its braces.
+        problem: what is wrong; the pattern's groups and the caller's facts fill its braces.
         next_step: what to do now, filled likewise.
         local_step: the next step for a job on this machine, where that differs.
         exception_only: whether only an exception with this text ends a container; other lines that
@@ -166,7 +166,7 @@ class Rule:
 
     pattern: str
     cause: Cause
-    what: str
+    problem: str
     next_step: str
     local_step: str = ""
     exception_only: bool = False
@@ -177,15 +177,15 @@ class Rule:
         return re.search(self.pattern, text, re.DOTALL)
 
     def explain(
-        self, found: re.Match[str], facts: Mapping[str, str], *, local: bool = False
+        self, match: re.Match[str], facts: Mapping[str, str], *, local: bool = False
     ) -> Explanation:
         """The explanation of a match, filled in."""
-        groups = found.groupdict("")
+        groups = match.groupdict("")
         quoted = {name: _ShellWord(text) for name, text in groups.items()}
         step = (local and self.local_step) or self.next_step
         return Explanation(
             self.cause,
-            self.what.format_map({**groups, **facts}),
+            self.problem.format_map({**groups, **facts}),
             step.format_map({**quoted, **facts}),
         )
 
@@ -222,18 +222,19 @@ def _rule(fields: Mapping[str, Any], classes: Mapping[str, str]) -> Rule:
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:
     """The explanation of the first rule whose pattern is in the text."""
     for rule in rules:
-        if found := rule.search(text):
-            return rule.explain(found, facts)
+        if match := rule.search(text):
+            return rule.explain(match, facts)
     return None
 
 
-def grouped(findings: Iterable[Explanation], now: datetime) -> list[Finding]:
+def grouped(explanations: Iterable[Explanation], now: datetime) -> list[Finding]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
     groups: dict[object, list[Explanation]] = {}
-    for one in findings:
-        texts = (text.replace(one.pod or POD, POD) for text in (one.what, one.next_step))
-        key = one.cause, *map(without_replica, texts), one.over
-        groups.setdefault(key, []).append(one)
+    for explanation in explanations:
+        pod = explanation.pod or POD
+        texts = (explanation.problem.replace(pod, POD), explanation.next_step.replace(pod, POD))
+        key = explanation.cause, *map(without_replica, texts), explanation.over
+        groups.setdefault(key, []).append(explanation)
     return [_merged(members, now) for members in groups.values()]
 
 
@@ -244,10 +245,10 @@ def without_replica(text: str) -> str:
 
 def _merged(members: Sequence[Explanation], now: datetime) -> Finding:
     first = members[0]
-    replicas = tuple(one.replica for one in members)
-    begun = min((one.since for one in members if one.since), default=None)
-    newest = max((one.at for one in members if one.at), default=None)
-    message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
+    replicas = tuple(member.replica for member in members)
+    begun = min((member.since for member in members if member.since), default=None)
+    newest = max((member.at for member in members if member.at), default=None)
+    message = f"{listed(replicas)}: {first.problem}" + (f", for {age(begun, now)}" if begun else "")
     message += ago(newest, now, again=first.over)
     step = first.next_step.replace(POD, first.pod)
     severity = Severity.WARNING if first.over else Severity.ERROR
@@ -283,11 +284,11 @@ def shortened(text: str) -> str:
     A long line keeps its end, too: what was wrong often stands there.
     """
     lines, half = text.strip().splitlines(), _MAX_LINE // 2
-    kept = [
-        one if len(one) <= _MAX_LINE else f"{one[:half]} ... {one[-half:]}"
-        for one in lines[:_MAX_LINES]
+    shown = [
+        line if len(line) <= _MAX_LINE else f"{line[:half]} ... {line[-half:]}"
+        for line in lines[:_MAX_LINES]
     ]
-    return "\n".join([*kept, "..."] if len(lines) > _MAX_LINES else kept)
+    return "\n".join([*shown, "..."] if len(lines) > _MAX_LINES else shown)
 
 
 def one_line(message: str) -> str:

@@ -50,8 +50,8 @@ def with_gone_pods(facts: Facts) -> Facts | None:
 
 def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> Json:
     """The Pod as it was at its last Event."""
-    replicas = facts.target.replicas(facts.job)
-    spec = dict(next((one.pod for one in replicas if replica in one), {}))
+    roles = facts.target.replicas(facts.job)
+    spec = dict(next((role.pod for role in roles if replica in role), {}))
     status: Json = {"phase": "Pending"}
     states: dict[tuple[str, str], Json] = defaultdict(dict)
     for event in events:

@@ -68,15 +68,15 @@ def deleting(facts: Facts) -> Iterator[Finding]:
     begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
         if facts.namespace_deleted:
-            what = f"namespace {facts.namespace} is being deleted, for"
-            what += f" {age(facts.namespace_deleted, facts.now)}: no pod can be created in it"
+            problem = f"namespace {facts.namespace} is being deleted, for"
+            problem += f" {age(facts.namespace_deleted, facts.now)}: no pod can be created in it"
             step = "wait until it is gone, and submit the job to another one"
             if facts.target.keeps_ended_pods:
                 step += (
                     "; Kubernetes 1.33 and later delete its pods first, which a Job keeps until it"
                     f" is deleted itself: k8sjob delete {facts.job_argument}"
                 )
-            yield Finding(Cause.DELETING, what, step)
+            yield Finding(Cause.DELETING, problem, step)
         return
     finalizers = facts.job.metadata.get("finalizers") or ()
     others = [name for name in finalizers if name not in _COLLECTED]
@@ -94,8 +94,8 @@ def deleting(facts: Facts) -> Iterator[Finding]:
                 f"; the webhook of {name} must allow its end, or k8sjob delete"
                 f" {facts.job_argument} removes it without that"
             )
-    what = f"{deletion(facts.job)}, for {age(begun, facts.now)}"
-    yield Finding(Cause.DELETING, what, step)
+    problem = f"{deletion(facts.job)}, for {age(begun, facts.now)}"
+    yield Finding(Cause.DELETING, problem, step)
 
 
 def ended_by_deadline(facts: Facts) -> bool:
@@ -377,11 +377,11 @@ def left_over(facts: Facts) -> Iterator[Finding]:
         if counts_gpus(name)
     )
     replicas = tuple(pod.replica for pod in pods)
-    what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
+    situation = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
     policy = "; policy.clean_pod_policy: Running lets the operator do so by itself at the end"
     yield Finding(
         Cause.LEFTOVER,
-        f"{listed(replicas)}: {what} though the job ended ({facts.status.state})"
+        f"{listed(replicas)}: {situation} though the job ended ({facts.status.state})"
         f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
         f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
         + (policy if kept else "; the operator should have done so: check whether it runs"),

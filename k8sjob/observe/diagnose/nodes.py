@@ -71,7 +71,9 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
     for replica, newest in left.items():
         if len(times := moments[replica, newest.cause]) > 1:
             since = age(min(times), facts.now)
-            left[replica] = replace(newest, what=f"{newest.what}, {len(times)} times in {since}")
+            left[replica] = replace(
+                newest, problem=f"{newest.problem}, {len(times)} times in {since}"
+            )
     return left
 
 
@@ -110,13 +112,13 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
     for pod in facts.pods:
         if not pod.node or pod.phase in ("Succeeded", "Failed"):
             continue
-        what, since = _unreachable(pod, ready.get(pod.node, Condition()))
+        problem, since = _unreachable(pod, ready.get(pod.node, Condition()))
         if ("nodes", pod.node) in facts.not_found:
-            what, since = "is gone from the cluster", None
-        if what:
+            problem, since = "is gone from the cluster", None
+        if problem:
             yield Explanation(
                 Cause.NODE_LOST,
-                f"its node {pod.node} {what}",
+                f"its node {pod.node} {problem}",
                 "after five minutes the cluster evicts its pods and they are recreated;"
                 f" have the node checked (kubectl describe node {pod.node}), and if it is really"
                 f" down, kubectl delete pod --force -n {facts.namespace} for those on it",
@@ -147,8 +149,8 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     if pod.phase == "Failed" and reason in _EVICTED:
         return replace(_evicted(pod.replica, message), at=target.since)
     if target.true:
-        what = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
-        return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=target.since)
+        problem = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
+        return Explanation(Cause.EVICTED, problem, _RECREATED, pod.replica, at=target.since)
     known = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
     if pod.phase == "Failed" and reason and (known or not pod.status.get("containerStatuses")):
         return Explanation(
@@ -242,7 +244,7 @@ def _preempted(replica: str, message: str) -> Explanation:
 
 
 def _evicted(replica: str, message: str) -> Explanation:
-    what = f"evicted by its node: {message.strip().rstrip('.')}"
-    explanation = first_match(_EVICTION_RULES, message, what=what, recreated=_RECREATED)
+    problem = f"evicted by its node: {message.strip().rstrip('.')}"
+    explanation = first_match(_EVICTION_RULES, message, problem=problem, recreated=_RECREATED)
     assert explanation  # noqa: S101 - the last rule matches everything
     return replace(explanation, replica=replica)

@@ -268,7 +268,7 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     if output.reported:
         tried = [explain_by(_DOWNLOAD, error, local=local) for error in (output.error, *causes)]
         if failed := [one for one in tried if one]:
-            return next((one for one in failed if "://" in one.what), failed[0])
+            return next((one for one in failed if "://" in one.problem), failed[0])
     for error in (*causes, output.error):
         if found := explain_by(RULES, error, local=local):
             return found

@@ -58,8 +58,8 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
         others = (other for other, _ in newest.values())
         if not _created_since(facts, replica, event) and not _is_less_specific(explanation, others):
             # A quota's amounts change all along.
-            what = "" if cause is Cause.QUOTA else without_replica(explanation.what)
-            key = cause, what, without_replica(explanation.next_step)
+            problem = "" if cause is Cause.QUOTA else without_replica(explanation.problem)
+            key = cause, problem, without_replica(explanation.next_step)
             same[key].append((replica, explanation))
     for members in same.values():
         yield _merged(facts, members)
@@ -71,14 +71,14 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     more = len(set(facts.missing) - set(replicas))
     others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
     last = members[-1][1]
-    message = f"{listed(replicas)}{others}: {last.what}"
+    message = f"{listed(replicas)}{others}: {last.problem}"
     return Finding(last.cause, message, last.next_step, replicas=replicas)
 
 
 def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:
     """Whether a longer explanation says the same: a Worker's, with the operator's container."""
     return explanation.cause is Cause.POD_SECURITY and any(
-        other.cause is explanation.cause and len(other.what) > len(explanation.what)
+        other.cause is explanation.cause and len(other.problem) > len(explanation.problem)
         for other in others
     )
 

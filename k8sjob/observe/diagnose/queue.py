@@ -39,10 +39,10 @@ def queued(facts: Facts) -> Iterator[Finding]:
     if facts.status.state is not JobState.QUEUED:
         return
     queue = facts.job.labels[QUEUE]
-    workload = _own(facts)
-    if problem := _closed(facts, queue) or _never(facts, workload):
-        what, step = problem
-        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {what}", step)
+    workload = _newest_workload(facts)
+    if hindrance := _closed(facts, queue) or _never(facts, workload):
+        problem, step = hindrance
+        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
         return
     reserved = Object(workload).condition("QuotaReserved")
     evicted = Object(workload).condition("Evicted")
@@ -64,27 +64,25 @@ def queued(facts: Facts) -> Iterator[Finding]:
         order = _jobs_ahead(facts, workload, queue)
         # The next one, or one that lacks something else, waits for no other job.
         again = _has(reserved.message, "waits") or ("ahead" in order and not reserved)
-    seen = f"the job has waited in the queue {queue!r}"
-    seen += f" for {age(since, facts.now)}" if since else ""
-    message = (
-        f"{seen}: {reason}{_holders(facts, reason)}{order}{_stopped(facts, workload, stopped)}"
-    )
+    message = f"the job has waited in the queue {queue!r}"
+    message += f" for {age(since, facts.now)}" if since else ""
+    message += f": {reason}{_holders(facts, reason)}{order}{_stopped(facts, workload, stopped)}"
     if again:
         step = "it starts when they end; earlier with a higher kueue_priority_class,"
         step += f" another queue, or smaller requests ({look})"
     yield Finding(Cause.QUEUED, message, step)
 
 
-def _own(facts: Facts) -> Json:
+def _newest_workload(facts: Facts) -> Json:
     """The newest Workload that the job owns; empty if there is none."""
     uid = facts.status.ref.uid
-    own = [
+    workloads = [
         workload
         for workload in facts.of_kind("Workload")
         for owner in Object(workload).owners
         if owner.get("uid") == uid
     ]
-    return max(own, key=lambda workload: Object(workload).created, default={})
+    return max(workloads, key=lambda workload: Object(workload).created, default={})
 
 
 def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
@@ -92,32 +90,34 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     without = "or remove kueue_queue from the job and submit it with --replace"
     start = f"start it without a queue: k8sjob resume {facts.job_argument}; or"
     if ("localqueues", "") in facts.not_found:
-        what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
-        return what, f"{start} have Kueue installed"
+        problem = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
+        return problem, f"{start} have Kueue installed"
     if ("localqueues", queue) in facts.not_found:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
-        what = f"there is no queue {queue!r} in namespace {facts.namespace}"
-        return what, f"correct kueue_queue ({shown}), {without}"
+        problem = f"there is no queue {queue!r} in namespace {facts.namespace}"
+        return problem, f"correct kueue_queue ({shown}), {without}"
     look = f"make Kueue look again: kubectl label {facts.kubectl_name} --overwrite k8sjob/look=now"
     priority = facts.job.labels.get(PRIORITY, "")
     if ("workloadpriorityclasses", priority) in facts.not_found:
-        what = f"there is no WorkloadPriorityClass {priority!r}, so Kueue ignores the job"
+        problem = f"there is no WorkloadPriorityClass {priority!r}, so Kueue ignores the job"
         shown = "kubectl get workloadpriorityclasses shows the existing ones"
-        return what, f"have it created, then {look}; or correct kueue_priority_class ({shown})"
+        return problem, f"have it created, then {look}; or correct kueue_priority_class ({shown})"
     created = facts.status.created
     if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
-        what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it is not running,"
-        what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
+        waited = age(created, facts.now)
+        problem = f"Kueue has made no Workload for it in {waited}: it is not running,"
+        problem += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
             f"{start} check whether its controller runs, have {facts.target.kueue_framework} added"
         )
         step += " to integrations.frameworks in its settings, and the namespace to"
-        return what, f"{step} managedJobsNamespaceSelector, then {look}"
+        return problem, f"{step} managedJobsNamespaceSelector, then {look}"
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)
-        found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
+        clusters = facts.of_kind("ClusterQueue")
+        cluster = next((c for c in clusters if Object(c).name == name), None)
         gone = ("clusterqueues", name) in facts.not_found
-        if reason := closed(local, {} if gone else next(iter(found), None)):
+        if reason := closed(local, {} if gone else cluster):
             look = f"(kubectl get clusterqueue {shlex.quote(name)})"
             return reason, f"ask Kueue's administrator to correct it {look}"
     return None
@@ -168,9 +168,9 @@ def _stopped(facts: Facts, workload: Json, evicted: Condition) -> str:
     if not evicted:
         return ""
     reason = f"{evicted.reason}: {one_line(evicted.message)}"
-    if found := _PREEMPTOR.search(evicted.message):
-        by = next((w for w in facts.of_kind("Workload") if Object(w).uid == found[1]), None)
-        who = _job_of(by) if by else f"the job with the uid {found[2]}"
+    if preemptor := _PREEMPTOR.search(evicted.message):
+        by = next((w for w in facts.of_kind("Workload") if Object(w).uid == preemptor[1]), None)
+        who = _job_of(by) if by else f"the job with the uid {preemptor[2]}"
         reason = f"preempted by {who} ({Object(workload).condition('Preempted').reason})"
     again = Object(workload).part("status", "requeueState").get("requeueAt")
     when = ago(evicted.since, facts.now)
@@ -186,34 +186,35 @@ def _holders(facts: Facts, reason: str) -> str:
         return ""
     resource, flavor = short[1], short[2]
     queues = facts.of_kind("ClusterQueue")
-    have: defaultdict[str, Decimal] = defaultdict(Decimal)
+    held: defaultdict[str, Decimal] = defaultdict(Decimal)  # job -> its amount of the resource
     for workload in facts.of_kind("Workload"):
         if Object(workload).condition("Finished").true:
             continue  # it keeps what it was admitted with, and takes nothing
         admission = Object(workload).part("status", "admission")
-        if admission.get("clusterQueue") not in {Object(one).name for one in queues}:
+        if admission.get("clusterQueue") not in {Object(queue).name for queue in queues}:
             continue
         for part in admission.get("podSetAssignments") or ():
             if Object(part).part("flavors").get(resource) == flavor:
                 used = amounts(part.get("resourceUsage")).get(resource, Decimal())
-                have[_job_of(workload)] += used
-    if not have:
+                held[_job_of(workload)] += used
+    if not held:
         return ""
-    largest = sorted(have.items(), key=lambda one: (-one[1], one[0]))
+    largest = sorted(held.items(), key=lambda holder: (-holder[1], holder[0]))
     holders = listed(f"{job} has {as_text(resource, used)}" for job, used in largest)
-    total = sum((_nominal(one, resource, flavor) for one in queues), Decimal())
-    names = ", ".join(Object(one).name for one in queues)
+    total = sum((_nominal(queue, resource, flavor) for queue in queues), Decimal())
+    names = ", ".join(Object(queue).name for queue in queues)
     return f"; of the {as_text(resource, total)} of ClusterQueue {names} {holders}"
 
 
-def _nominal(cluster: Json, resource: str, flavor: str) -> Decimal:
+def _nominal(queue: Json, resource: str, flavor: str) -> Decimal:
+    """The quota that a ClusterQueue has of a resource in a flavor."""
     return sum(
         (
             amounts({resource: quota.get("nominalQuota")}).get(resource, Decimal())
-            for group in Object(cluster).spec.get("resourceGroups") or ()
-            for one in group.get("flavors") or ()
-            for quota in one.get("resources") or ()
-            if (one.get("name"), quota.get("name")) == (flavor, resource)
+            for group in Object(queue).spec.get("resourceGroups") or ()
+            for quotas in group.get("flavors") or ()
+            for quota in quotas.get("resources") or ()
+            if (quotas.get("name"), quota.get("name")) == (flavor, resource)
         ),
         Decimal(),
     )
@@ -221,29 +222,33 @@ def _nominal(cluster: Json, resource: str, flavor: str) -> Decimal:
 
 def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
     """The jobs to be admitted before it: those of the queue by name, others by number."""
-    own = Object(workload)
+    name, namespace = Object(workload).name, Object(workload).namespace
     for summary in facts.of_kind("PendingWorkloadsSummary"):
-        items = summary.get("items") or ()
-        mine = next((one for one in items if Object(one).name == own.name), None)
-        if mine is None:
+        pending = summary.get("items") or ()
+        place = next((_position(entry) for entry in pending if Object(entry).name == name), None)
+        if place is None:
             break
-        place = mine.get("positionInClusterQueue") or 0
-        first = [one for one in items if (one.get("positionInClusterQueue") or 0) < place]
+        ahead = [entry for entry in pending if _position(entry) < place]
         if not place:
             return "; it is the next one"
-        named = f" ({listed(map(_job_of, first))})" if first else ""
-        return f"; {place} {'is' if place == 1 else 'are'} ahead of it{named}"
-    first = [
-        one
-        for one in facts.of_kind("Workload")
-        if Object(one).namespace == own.namespace
-        and Object(one).spec.get("queueName") == queue
-        and Object(one).spec.get("active") is not False
-        and not Object(one).condition("QuotaReserved").true
-        and not Object(one).condition("Finished").true
-        and _place(one) < _place(workload)
+        jobs = f" ({listed(map(_job_of, ahead))})" if ahead else ""
+        return f"; {place} {'is' if place == 1 else 'are'} ahead of it{jobs}"
+    ahead = [
+        rival.raw
+        for rival in map(Object, facts.of_kind("Workload"))
+        if rival.namespace == namespace
+        and rival.spec.get("queueName") == queue
+        and rival.spec.get("active") is not False
+        and not rival.condition("QuotaReserved").true
+        and not rival.condition("Finished").true
+        and _place(rival.raw) < _place(workload)
     ]
-    return f"; ahead of it: {listed(map(_job_of, sorted(first, key=_place)))}" if first else ""
+    return f"; ahead of it: {listed(map(_job_of, sorted(ahead, key=_place)))}" if ahead else ""
+
+
+def _position(pending: Json) -> int:
+    """The number of Workloads that a summary has ahead of one of its own."""
+    return int(pending.get("positionInClusterQueue") or 0)
 
 
 def _place(workload: Json) -> tuple[int, str]:

@@ -72,7 +72,7 @@ def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Expla
         action = f"is adding a node ({message.removeprefix(_ADDS)})"
     else:
         action = f"has found a place for it ({message})"
-    return replace(found, what=f"{found.what}; the autoscaler {action}", next_step=step)
+    return replace(found, problem=f"{found.problem}; the autoscaler {action}", next_step=step)
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
@@ -86,9 +86,9 @@ def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Expla
     message = condition.message
     if claim := unbound(facts, pod, message):
         return claim
-    what, steps = _explain(facts, pod, message)
+    problem, steps = _explain(facts, pod, message)
     steps = steps or [f"for the full message: {_describe(facts)}"]
-    return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
+    return Explanation(Cause.UNSCHEDULABLE, problem, "; ".join(steps))
 
 
 def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str]]:
@@ -98,8 +98,8 @@ def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str
     first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", rest)[0]
     reasons = [(int(count), reason) for count, reason in _REASONS.findall(first.rstrip(". "))]
     if not found or not reasons:
-        what = first.rstrip(".") if found else message
-        return f"no node accepts it: {what}", [f"for the full message: {_describe(facts)}"]
+        problem = first.rstrip(".") if found else message
+        return f"no node accepts it: {problem}", [f"for the full message: {_describe(facts)}"]
     explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
     steps = list(dict.fromkeys(step for _, step in explained if step))
     running = sum(one.phase == "Running" for one in facts.pods)
@@ -111,7 +111,7 @@ def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str
         )
     whole = int(found[1])
     none = f"none of {whole} nodes accepts it" if whole != 1 else "the only node does not accept it"
-    return f"{none}: {'; '.join(what for what, _ in explained)}", steps
+    return f"{none}: {'; '.join(problem for problem, _ in explained)}", steps
 
 
 def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str, str]:
@@ -134,7 +134,7 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         lack=lack,
     )
     assert explanation  # noqa: S101 - the last rule matches everything
-    return explanation.what, explanation.next_step
+    return explanation.problem, explanation.next_step
 
 
 def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:

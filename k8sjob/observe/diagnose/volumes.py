@@ -66,8 +66,8 @@ def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
             f"see what it is waiting for ({step}): a storage class that makes volumes, or a volume"
             " of that size and access mode"
         )
-    what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
-    return Explanation(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step)
+    subject = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
+    return Explanation(Cause.VOLUME_CLAIM, f"{subject}: {why}".rstrip("."), step)
 
 
 def _pending_claim(facts: Facts, pod: ReplicaPod) -> tuple[str, str]:
@@ -111,9 +111,9 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if found := missing_reference(facts, message):
         return found
     volume = re.search(r'volume "([^"]+)"', message)
-    what = f"the volume {volume[1]!r}" if volume else "a volume"
+    subject = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
     detail = re.sub(r"(?s)\nMounting command:(?:(?!\nMounting command).)*?\nOutput: ", ": ", detail)
-    detail = f"{what} cannot be mounted: {one_line(detail)}"
+    detail = f"{subject} cannot be mounted: {one_line(detail)}"
     explanation = first_match(_MOUNTS, message, detail=detail)
     return explanation and replace(explanation, since=pod.created_at)
