@@ -34,30 +34,30 @@ def pattern(name: str) -> re.Pattern[str]:
     return re.compile(table("patterns")[name])
 
 
-def message(name: str, /, **seen: object) -> str:
-    """The message of that name, which is mostly the id of a check, with what was seen."""
-    return table("messages")[name].format(**seen)
+def message(name: str, /, **fields: object) -> str:
+    """The message of that name, which is mostly the id of a check, with its fields filled in."""
+    return table("messages")[name].format(**fields)
 
 
-def sarif(found: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, Any]:
+def sarif(findings: Sequence[Finding], checks: Mapping[str, Check]) -> dict[str, Any]:
     """Findings as SARIF 2.1.0 (OASIS), which code hosts and editors show beside the lines."""
     ids = list(checks)
     results = [
         {
-            "ruleId": one.id,
-            "ruleIndex": ids.index(one.id),
-            "level": str(one.severity),
-            "message": {"text": one.text},
+            "ruleId": finding.id,
+            "ruleIndex": ids.index(finding.id),
+            "level": str(finding.severity),
+            "message": {"text": finding.text},
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": quote(os.fsencode(one.source))},
-                        "region": {"startLine": one.line, "startColumn": one.column},
+                        "artifactLocation": {"uri": quote(os.fsencode(finding.source))},
+                        "region": {"startLine": finding.line, "startColumn": finding.column},
                     }
                 }
             ],
         }
-        for one in found
+        for finding in findings
     ]
     rules = [
         {
@@ -84,22 +84,22 @@ UNKNOWN_IGNORE: Final = Check(
 
 
 def findings(
-    hits: Iterable[Finding], texts: Mapping[str, str], known: Iterable[str]
+    hits: Iterable[Finding], texts: Mapping[str, str], checks: Iterable[str]
 ) -> list[Finding]:
     """Findings in the order of the files, without what comments silence.
 
-    A finding without a file is in the first of the texts. A comment that names none of the known
-    checks is a finding, too.
+    A finding without a file is in the first of the texts. A comment that names none of the
+    checks, which are given by their ids, is a finding, too.
     """
     silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
     first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}
-    found = [
+    unsilenced = [
         replace(finding, source=source)
         for finding in hits
         for source in [finding.source or first]
         if finding.id not in silenced[source].get(finding.line, ())
     ]
-    ids = {*known, UNKNOWN_IGNORE.id}
+    ids = {*checks, UNKNOWN_IGNORE.id}
     for source, lines in silenced.items():
         for line, names in lines.items():
             for name in (name for name in names if name not in ids):
@@ -107,9 +107,9 @@ def findings(
                 message = (
                     f"ignore[{name}]: there is no check of that name, so nothing is suppressed"
                 )
-                found.append(UNKNOWN_IGNORE.finding(message, step, source=source, line=line))
+                unsilenced.append(UNKNOWN_IGNORE.finding(message, step, source=source, line=line))
     return sorted(
-        dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)
+        dict.fromkeys(unsilenced), key=lambda hit: (order[hit.source], hit.line, hit.column, hit.id)
     )
 
 

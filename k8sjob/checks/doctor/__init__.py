@@ -97,15 +97,19 @@ def examine(facts: ClusterFacts) -> Report:
     rbac: list[Json] = []
     if facts.error("version") is None:
         left_out = frozenset() if facts.target.controller.deployment else _OF_AN_OPERATOR
-        checks += [found for check in _CHECKS if check not in left_out for found in check(facts)]
+        checks += [
+            finding for check in _CHECKS if check not in left_out for finding in check(facts)
+        ]
         rbac = permissions.asked_for(facts)
     return Report(checks, facts.context, facts.namespace, rbac)
 
 
 def examine_needs(facts: ClusterFacts) -> list[Finding]:
     """Check for objects that a job names and the cluster lacks: the job would wait for them."""
-    found = [check for look in _NEEDS for check in look(facts)]
-    needed = [check for check in found if check.severity in {Severity.ERROR, Severity.WARNING}]
+    findings = [finding for look in _NEEDS for finding in look(facts)]
+    needed = [
+        finding for finding in findings if finding.severity in {Severity.ERROR, Severity.WARNING}
+    ]
     # The operator's init container is left to doctor, which reads the operator's settings.
     security = cluster.pod_security(facts)
-    return needed + [check for check in security if check.severity is Severity.ERROR]
+    return needed + [finding for finding in security if finding.severity is Severity.ERROR]

@@ -40,25 +40,24 @@ def namespace(facts: ClusterFacts) -> Iterator[Finding]:
 
 def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the namespace's pod security level admits the job's and the operator's Pods."""
-    found = facts.one("namespace")
-    if found is None:
+    namespace = facts.one("namespace")
+    if namespace is None:
         if not facts.missing("namespace"):
-            seen = f"unknown: you cannot read the labels of {facts.namespace}"
-            yield unknown("pod-security", seen, _VIEWER)
+            message = f"unknown: you cannot read the labels of {facts.namespace}"
+            yield unknown("pod-security", message, _VIEWER)
         return
-    level = Object(found).labels.get(_ENFORCE, "")
+    level = Object(namespace).labels.get(_ENFORCE, "")
     if level != "restricted":
-        seen = f"{facts.namespace} enforces {level or 'nothing'}"
-        yield fine("pod-security", seen)
+        yield fine("pod-security", f"{facts.namespace} enforces {level or 'nothing'}")
         return
-    seen = f"{facts.namespace} enforces restricted"
+    policy = f"{facts.namespace} enforces restricted"
     pods = pod_specs(facts.job) if facts.job else ()
     if not all(
         _forbids_escalation(container) for _, _, pod in pods for container in containers(pod)
     ):
         step = "set security: restricted in the job.yaml"
-        yield problem("pod-security", f"{seen}, and the job's pods do not comply", step)
-    yield _init_container(facts, seen)
+        yield problem("pod-security", f"{policy}, and the job's pods do not comply", step)
+    yield _init_container(facts, policy)
 
 
 def _forbids_escalation(container: Json) -> bool:
@@ -66,7 +65,7 @@ def _forbids_escalation(container: Json) -> bool:
     return at_path(container, "securityContext", "allowPrivilegeEscalation") is False
 
 
-def _init_container(facts: ClusterFacts, seen: str) -> Finding:
+def _init_container(facts: ClusterFacts, policy: str) -> Finding:
     """Whether the operator's init container is admitted: its default has no securityContext.
 
     It is put in front of the Workers only of jobs with a Master.
@@ -74,15 +73,15 @@ def _init_container(facts: ClusterFacts, seen: str) -> Finding:
     topic = "pod-security"
     of_both = facts.job is None or {role for role, _, _ in pod_specs(facts.job)} == set(Role)
     if not (facts.target.init_container and of_both):
-        return fine(topic, f"{seen}; this job gets no init container from the operator")
+        return fine(topic, f"{policy}; this job gets no init container from the operator")
     if any(_forbids_escalation(container) for _, container in init_containers(facts)):
-        return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
+        return fine(topic, f"{policy}; the operator's init container complies, as pods here show")
     template_flag = facts.target.controller.template_flag
     if template := flag(facts, template_flag):
-        return fine(topic, f"{seen}; the operator has an init container template, {template}")
+        return fine(topic, f"{policy}; the operator has an init container template, {template}")
     return warning(
         topic,
-        f"{seen}: Workers are refused unless the operator's init container drops its privileges",
+        f"{policy}: Workers are refused unless the operator's init container drops its privileges",
         f"have an init container template set for the operator ({template_flag}, or the file that"
         " it looks for), or run only Workers (replicas.elastic)",
     )
@@ -95,11 +94,11 @@ def storage(facts: ClusterFacts) -> Iterator[Finding]:
         step = "ask for manifests/rbac/cluster-viewer.yaml"
         yield unknown("storage", "you cannot read the storage classes", step)
         return
-    default = [one for one in classes if at_path(one, *_DEFAULT_CLASS) == "true"]
-    names = ", ".join(Object(one).name for one in classes) or "none"
+    default = [manifest for manifest in classes if at_path(manifest, *_DEFAULT_CLASS) == "true"]
+    names = ", ".join(Object(manifest).name for manifest in classes) or "none"
     if default:
-        seen = f"claims get the StorageClass {Object(default[0]).name} (available: {names})"
-        yield fine("storage", seen)
+        message = f"claims get the StorageClass {Object(default[0]).name} (available: {names})"
+        yield fine("storage", message)
     else:
         yield warning(
             "storage",
@@ -114,9 +113,9 @@ def pull_secrets(facts: ClusterFacts) -> Iterator[Finding]:
     if account is None:
         return
     names = [secret.get("name", "") for secret in account.get("imagePullSecrets") or ()]
-    seen = f"the service account default has {', '.join(names) or 'no pull secret'}"
+    message = f"the service account default has {', '.join(names) or 'no pull secret'}"
     step = "" if names else "for a private registry, set image.pull_secrets"
-    yield fine("pull-secrets", seen, step)
+    yield fine("pull-secrets", message, step)
 
 
 _NEARLY: Final = Decimal("0.9")
@@ -128,14 +127,14 @@ _SERVICES: Final = ("services", "count/services")
 
 def quotas(facts: ClusterFacts) -> Iterator[Finding]:
     """Check whether the job fits in what ResourceQuotas leave."""
-    found = facts.items("quotas")
-    if found is None:
+    resource_quotas = facts.items("quotas")
+    if resource_quotas is None:
         yield unknown("quota", f"you cannot read the quotas of {facts.namespace}", _VIEWER)
         return
-    if not found:
+    if not resource_quotas:
         yield fine("quota", f"{facts.namespace} has no ResourceQuota")
     need = quota_need(facts.job) if facts.job else {}
-    for quota in found:
+    for quota in resource_quotas:
         name, spec, status = Object(quota).name, Object(quota).spec, Object(quota).status
         scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
         yield _check_quota(name, status, {} if scoped else need)
@@ -150,27 +149,27 @@ def quotas(facts: ClusterFacts) -> Iterator[Finding]:
 
 def quota_need(job: Job) -> Amounts:
     """The amounts that a job adds to a ResourceQuota, under the names that quotas use."""
-    target, one = job.target, Decimal(1)
-    made = [(target.resource, target.api_version)]
-    made += [(below.resource, below.api_version) for below in target.made]
-    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
+    target = job.target
+    kinds = [f"{target.resource}.{target.api_version}"]
+    kinds += [f"{below.resource}.{below.api_version}" for below in target.made]
+    need: Amounts = {f"count/{kind.partition('/')[0]}": Decimal(1) for kind in kinds}
     replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
     need |= dict.fromkeys(_PODS, replicas)
-    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
+    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else Decimal(1))
     for _, count, pod in pod_specs(job):
         for group in ("requests", "limits"):
-            for what, amount in pod_requests(pod, group).items():
-                if what != "pods":
-                    add(need, {f"{group}.{what}": amount * count})
-    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
+            for resource, amount in pod_requests(pod, group).items():
+                if resource != "pods":
+                    add(need, {f"{group}.{resource}": amount * count})
+    aliases = {name: need[f"requests.{name}"] for name in _COUNTED if f"requests.{name}" in need}
     return need | aliases
 
 
 def _unspecified(job: Job, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
     """The amounts in a quota that some container neither states nor gets from a LimitRange."""
     lacking = []
-    for what in counted:
-        group, _, resource = what.rpartition(".")
+    for name in counted:
+        group, _, resource = name.rpartition(".")
         group = group or "requests"
         if group not in {"requests", "limits"} or resource not in _COUNTED:
             continue
@@ -180,9 +179,9 @@ def _unspecified(job: Job, counted: Iterable[str], filled: Iterable[str]) -> lis
 
 
 def _all_state(job: Job, group: str, resource: str) -> bool:
-    groups = {group, "limits"}  # a limit is taken for a request that is not there
+    fields = {group, "limits"}  # a limit is taken for a request that is not there
     return all(
-        any(resource in Object(container).part("resources", one) for one in groups)
+        any(resource in Object(container).part("resources", field) for field in fields)
         for _, _, pod in pod_specs(job)
         for container in containers(pod)
     )
@@ -191,12 +190,12 @@ def _all_state(job: Job, group: str, resource: str) -> bool:
 def _check_quota(name: str, status: Json, need: Amounts) -> Finding:
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     lines = tuple(
-        f"{what}: {as_text(what, used.get(what, Decimal()))} of {as_text(what, limit)} used"
-        + (f", the job adds {as_text(what, need[what])}" if need.get(what) else "")
-        for what, limit in hard.items()
+        f"{key}: {as_text(key, used.get(key, Decimal()))} of {as_text(key, limit)} used"
+        + (f", the job adds {as_text(key, need[key])}" if need.get(key) else "")
+        for key, limit in hard.items()
     )
-    over = [what for what, limit in hard.items() if used.get(what, 0) + need.get(what, 0) > limit]
-    near = [what for what, limit in hard.items() if used.get(what, Decimal()) >= limit * _NEARLY]
+    over = [key for key, limit in hard.items() if used.get(key, 0) + need.get(key, 0) > limit]
+    near = [key for key, limit in hard.items() if used.get(key, Decimal()) >= limit * _NEARLY]
     if over and need:
         step = "make the job smaller, delete other jobs, or ask for a larger quota"
         return problem("quota", f"{name} has too little {', '.join(over)}", step, details=lines)
@@ -211,45 +210,45 @@ def _filled(facts: ClusterFacts) -> set[str]:
     filled = {
         f"{group}.{resource}"
         for limit_range in facts.items("limit ranges") or ()
-        for item in Object(limit_range).spec.get("limits") or ()
+        for limit in Object(limit_range).spec.get("limits") or ()
         for group, key in (("limits", "default"), ("requests", "defaultRequest"))
-        for resource in item.get(key) or ()
+        for resource in limit.get(key) or ()
     }
-    return filled | {what.replace("limits.", "requests.") for what in filled}
+    return filled | {name.replace("limits.", "requests.") for name in filled}
 
 
 def limits(facts: ClusterFacts) -> Iterator[Finding]:
     """Check whether the job requests more than LimitRanges allow one container or Pod."""
     for limit_range in facts.items("limit ranges") or ():
-        for item in Object(limit_range).spec.get("limits") or ():
-            most = amounts(item.get("max"))
-            if most and item.get("type") in {"Container", "Pod"}:
-                yield _limit(Object(limit_range).name, item["type"], most, facts.job)
+        for limit in Object(limit_range).spec.get("limits") or ():
+            most = amounts(limit.get("max"))
+            if most and limit.get("type") in {"Container", "Pod"}:
+                yield _limit(Object(limit_range).name, limit["type"], most, facts.job)
 
 
 def _limit(name: str, kind: str, most: Amounts, job: Job | None) -> Finding:
     over = tuple(
-        f"{role}: {what} {as_text(what, asked[what])}"
+        f"{role}: {resource} {as_text(resource, asked[resource])}"
         for role, _, pod in (pod_specs(job) if job else ())
         for asked in _limits_of(pod, kind)
-        for what in most
-        if asked.get(what, 0) > most[what]
+        for resource in most
+        if asked.get(resource, 0) > most[resource]
     )
-    allowed = ", ".join(f"{what} {as_text(what, limit)}" for what, limit in most.items())
-    seen = f"{name} allows a {kind.lower()} at most {allowed}"
+    allowed = ", ".join(f"{name} {as_text(name, limit)}" for name, limit in most.items())
+    rule = f"{name} allows a {kind.lower()} at most {allowed}"
     if not over:
-        return fine("limits", seen)
+        return fine("limits", rule)
     step = "request less in resources, or have the LimitRange raised"
-    return problem("limits", f"{seen}; the job requests more", step, details=over)
+    return problem("limits", f"{rule}; the job requests more", step, details=over)
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
-    each = [asked_by(one, "limits") for one in pod.get("containers") or ()]
+    by_container = [asked_by(container, "limits") for container in pod.get("containers") or ()]
     if kind == "Container":
-        return each
+        return by_container
     whole: Amounts = {}
-    for one in each:
-        add(whole, one)
+    for asked in by_container:
+        add(whole, asked)
     return [whole]
 
 
@@ -261,33 +260,33 @@ _SHOWN: Final = 8
 
 def nodes(facts: ClusterFacts) -> Iterator[Finding]:
     """How many nodes there are, and how many take Pods."""
-    found = facts.items("nodes")
-    if found is None:
+    objects = facts.items("nodes")
+    if objects is None:
         yield unknown(
             "nodes",
             "you cannot read the nodes, so free capacity is unknown",
             "ask for manifests/rbac/cluster-viewer.yaml, or the cluster's administrator",
         )
         return
-    all_nodes = nodes_of(found, {})
+    all_nodes = nodes_of(objects, {})
     trouble = tuple(f"{node.name}: {node.trouble}" for node in all_nodes if node.trouble)
-    seen = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes accept pods"
+    message = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes accept pods"
     if len(trouble) == len(all_nodes):
         step = "no pod can be scheduled; ask the cluster's administrator"
-        yield problem("nodes", seen, step, details=_some(trouble))
+        yield problem("nodes", message, step, details=_some(trouble))
     else:
-        yield fine("nodes", seen, details=_some(trouble))
+        yield fine("nodes", message, details=_some(trouble))
 
 
 def free_devices(facts: ClusterFacts) -> Iterator[Finding]:
     """Report the free GPUs and other devices, in all and on each node."""
-    found = facts.items("nodes")
-    if found is None:
+    objects = facts.items("nodes")
+    if objects is None:
         return
-    all_nodes = nodes_of(found, facts.usage or {})
+    all_nodes = nodes_of(objects, facts.usage or {})
     kinds = devices(all_nodes)
-    for (resource, model), those in kinds.items():
-        yield _kind(facts, resource, model, those)
+    for (resource, model), hosts in kinds.items():
+        yield _kind(facts, resource, model, hosts)
     bare = [node.name for node in all_nodes if node.lacks_plugin]
     if bare:
         yield warning(
@@ -300,23 +299,23 @@ def free_devices(facts: ClusterFacts) -> Iterator[Finding]:
         yield fine("devices", "no node offers GPUs or other devices: jobs run on CPUs only")
 
 
-def _kind(facts: ClusterFacts, resource: str, model: str, those: Sequence[Node]) -> Finding:
+def _kind(facts: ClusterFacts, resource: str, model: str, hosts: Sequence[Node]) -> Finding:
     name = f"{resource} ({model})" if model else resource
-    whole = sum((node.offers[resource] for node in those), Decimal())
+    whole = sum((host.offers[resource] for host in hosts), Decimal())
     if facts.usage is None:
         return unknown(
             "devices",
-            f"{name}: {whole} on {counted(len(those), 'node')}; how many are free is unknown, since"
+            f"{name}: {whole} on {counted(len(hosts), 'node')}; how many are free is unknown, since"
             " you cannot read the pods of all namespaces",
             "ask for manifests/rbac/capacity.yaml",
         )
-    free = sum((node.free(resource) for node in those), Decimal())
-    order = sorted(those, key=lambda node: (-node.free(resource), node.name))
+    free = sum((host.free(resource) for host in hosts), Decimal())
+    order = sorted(hosts, key=lambda host: (-host.free(resource), host.name))
     details = _some(tuple(_line(node, resource) for node in order))
-    seen = f"{name}: {free} of {whole} free"
+    message = f"{name}: {free} of {whole} free"
     if free:
-        return fine("devices", seen, details=details)
-    return warning("devices", seen, "a job that requests them has to wait", details=details)
+        return fine("devices", message, details=details)
+    return warning("devices", message, "a job that requests them has to wait", details=details)
 
 
 def _line(node: Node, resource: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
 
-_OTHER: Final = PREFERRED[1]
+_FALLBACK: Final = PREFERRED[1]
 """The kind that a cluster without the default one may have."""
 _DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
 _INSTALL: Final = 'see "Set up a cluster for jobs" in the documentation'
@@ -32,21 +32,22 @@ def crd(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
-    other = facts.one("other api") is not None
+    has_fallback = facts.one("other api") is not None
     if any(resource.get("name") == target.resource for resource in resources):
-        beside = f"; {_OTHER.controller.name} is also served, but not used" if other else ""
+        unused = f"; {_FALLBACK.controller.name} is also served, but not used"
+        beside = unused if has_fallback else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
-        if (made := namesake(target)) and facts.error("made api") is not None:
-            seen = f"{made.resource} are not served, and {target.kind}s need them"
-            yield problem("crd", f"{seen} ({made.api_version})", f"have it installed; {_INSTALL}")
+        if (child := namesake(target)) and facts.error("made api") is not None:
+            text = f"{child.resource} are not served, and {target.kind}s need them"
+            yield problem("crd", f"{text} ({child.api_version})", f"have it installed; {_INSTALL}")
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
         yield problem("crd", f"{target.api_version} cannot be read: {error.detail}", _INSTALL)
-    elif other:
-        there = f"only {_OTHER.controller.name} is installed, which serves {_OTHER.kind}s"
-        step = f"use --target {_OTHER.name}, or have {name} installed; {_INSTALL}"
-        yield problem("crd", f"{target.kind} is not served; {there}", step)
+    elif has_fallback:
+        text = f"only {_FALLBACK.controller.name} is installed, which serves {_FALLBACK.kind}s"
+        step = f"use --target {_FALLBACK.name}, or have {name} installed; {_INSTALL}"
+        yield problem("crd", f"{target.kind} is not served; {text}", step)
     else:
         yield problem(
             "crd",
@@ -83,9 +84,9 @@ def webhook(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _own_webhook(facts: ClusterFacts, answer: str) -> str:
     """The controller's webhook that has refused something; empty if it was none of them."""
-    found = _DENIED.search(answer)
-    whose = found["webhook"] if found else ""
-    return whose if whose.endswith(facts.target.controller.webhooks) else ""
+    denial = _DENIED.search(answer)
+    name = denial["webhook"] if denial else ""
+    return name if name.endswith(facts.target.controller.webhooks) else ""
 
 
 def _registered(facts: ClusterFacts) -> str:
@@ -94,8 +95,8 @@ def _registered(facts: ClusterFacts) -> str:
         return "its webhook is not installed, or its version has none"
     policies = [
         hook.get("failurePolicy", "Fail")
-        for one in configurations
-        for hook in one.get("webhooks") or ()
+        for configuration in configurations
+        for hook in configuration.get("webhooks") or ()
         if hook.get("name", "").endswith(facts.target.controller.webhooks)
     ]
     if not policies:
@@ -107,25 +108,25 @@ def _registered(facts: ClusterFacts) -> str:
 
 def dry_run(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the apiserver would take the job, or a minimal one; nothing is made."""
-    what = "a minimal job" if facts.job is None else "the job"
+    job = "a minimal job" if facts.job is None else "the job"
     error = facts.error("dry run")
     if error is None:
         if facts.one("dry run") is not None:
-            yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was created")
+            yield fine("dry-run", f"{job} is accepted in {facts.namespace}; nothing was created")
         return
     if (beside := facts.target.companion) and beside.is_missed(error.detail):
         yield fine(
-            "dry-run", f"{what} is accepted as far as can be checked without its {beside.key}"
+            "dry-run", f"{job} is accepted as far as can be checked without its {beside.key}"
         )
         return
-    seen, step = _refused(error, what, facts)
+    message, step = _refused(error, job, facts)
     if error.code == 409:
-        yield warning("dry-run", seen, step)
+        yield warning("dry-run", message, step)
     elif error.code != 404:  # what is not there, other checks say
-        yield problem("dry-run", seen, step)
+        yield problem("dry-run", message, step)
 
 
-def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]:
+def _refused(error: ApiError, job: str, facts: ClusterFacts) -> tuple[str, str]:
     answer = error.detail
     if error.code == 409:
         return (
@@ -133,16 +134,16 @@ def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]
             "k8sjob submit attaches to it, or shows what is different",
         )
     if "failed calling webhook" in answer:
-        return f"{what} cannot be checked: {answer}", "see the webhook check"
+        return f"{job} cannot be checked: {answer}", "see the webhook check"
     if "admission webhook" in answer:
-        own = _own_webhook(facts, answer)
-        whose = "correct the job" if own else "ask the owner of that policy"
-        return f"{what} is refused: {answer}", whose
+        refuser = _own_webhook(facts, answer)
+        step = "correct the job" if refuser else "ask the owner of that policy"
+        return f"{job} is refused: {answer}", step
     if error.code == 403:
-        return f"{what} cannot be created: {answer}", "see the permissions check"
+        return f"{job} cannot be created: {answer}", "see the permissions check"
     causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
     return (
-        f"{what} is refused: {answer}{causes}",
+        f"{job} is refused: {answer}{causes}",
         "correct the job, or specify another namespace with -n",
     )
 
@@ -154,30 +155,28 @@ def operator(facts: ClusterFacts) -> Iterator[Finding]:
     if deployments is None:
         deployments = facts.items("operator's own namespace")
     if deployments:
-        yield from (_deployment(one, labels) for one in deployments)
+        yield from (_deployment(deployment, labels) for deployment in deployments)
         return
     hidden = deployments is None
-    seen = "you cannot read its Deployment" if hidden else f"no Deployment is labeled {labels}"
+    reason = "you cannot read its Deployment" if hidden else f"no Deployment is labeled {labels}"
     error = facts.error("bad dry run")
     if error and _own_webhook(facts, error.detail):
-        yield fine("operator", f"runs, since its webhook answers; {seen}")
+        yield fine("operator", f"runs, since its webhook answers; {reason}")
     else:
         step = "ask the administrator whether it runs, or for manifests/rbac/capacity.yaml"
-        yield unknown("operator", seen, step)
+        yield unknown("operator", reason, step)
 
 
-def _deployment(deployment: Json, labels: str) -> Finding:
-    one = Object(deployment)
-    images = [c.get("image", "") for c in _containers(deployment)]
-    ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
-    seen = f"{one.namespace}/{one.name}: {ready} of {wanted} ready, image {', '.join(images)}"
+def _deployment(manifest: Json, labels: str) -> Finding:
+    deployment = Object(manifest)
+    namespace = deployment.namespace
+    images = ", ".join(container.get("image", "") for container in _containers(manifest))
+    ready, replicas = deployment.status.get("readyReplicas", 0), deployment.spec.get("replicas", 1)
+    message = f"{namespace}/{deployment.name}: {ready} of {replicas} ready, image {images}"
     if ready:
-        return fine("operator", seen)
-    return problem(
-        "operator",
-        seen,
-        f"jobs get no pods until it runs: kubectl -n {one.namespace} describe pods -l {labels}",
-    )
+        return fine("operator", message)
+    step = f"jobs get no pods until it runs: kubectl -n {namespace} describe pods -l {labels}"
+    return problem("operator", message, step)
 
 
 def init_image(facts: ClusterFacts) -> Iterator[Finding]:
@@ -189,21 +188,21 @@ def init_image(facts: ClusterFacts) -> Iterator[Finding]:
         "in a cluster without internet access, have the operator started with"
         f" {controller.image_flag}=IMAGE, one with nslookup that its nodes can pull"
     )
-    seen = [
+    pulls = [
         (container.get("image", ""), Object(pod).spec.get("nodeName", ""), status)
         for pod, container in init_containers(facts)
         for status in Object(pod).status.get("initContainerStatuses") or ()
         if status.get("name") == facts.target.init_container
     ]
-    for image, node, status in seen:
-        why = at_path(status, "state", "waiting", "reason") or ""
-        if "Image" in why:
-            yield problem("init-image", f"{image}: {why} on node {node}", step)
+    for image, node, status in pulls:
+        reason = at_path(status, "state", "waiting", "reason") or ""
+        if "Image" in reason:
+            yield problem("init-image", f"{image}: {reason} on node {node}", step)
             return
-    pulled = sorted({node for _, node, status in seen if status.get("imageID")})
+    pulled = sorted({node for _, node, status in pulls if status.get("imageID")})
     named = flag(facts, controller.image_flag)
     default = f"{controller.init_image} (the operator's default, unless another one is set)"
-    image = named or (seen[0][0] if seen else default)
+    image = named or (pulls[0][0] if pulls else default)
     text = f"workers wait for the Master's name in a container of {image}"
     if pulled:
         yield fine(
@@ -219,9 +218,9 @@ def init_wait(facts: ClusterFacts) -> Iterator[Finding]:
     Pods of a job are made at the same time, so the first lookup nearly always comes too early.
     """
     waits = {
-        float(found[1])
+        float(sleep[1])
         for _, container in init_containers(facts)
-        if (found := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
+        if (sleep := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
     }
     if waits and max(waits) >= _LONG_SLEEP:
         yield fine(
@@ -246,7 +245,7 @@ def init_containers(facts: ClusterFacts) -> list[tuple[Json, Json]]:
 def flag(facts: ClusterFacts, name: str) -> str:
     """The value of a flag of the operator; empty if it has none, or may not be read."""
     deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
-    for container in (one for each in deployments for one in _containers(each)):
+    for container in chain.from_iterable(map(_containers, deployments)):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         for word, following in pairwise([*words, ""]):
             if word.startswith(f"{name}="):

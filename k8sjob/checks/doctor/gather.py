@@ -87,17 +87,17 @@ def gather(
         good, bad = minimal_job(target), minimal_job(target, refused=True)
         for name, asked_for in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, asked_for, namespace)
-        reviews = {
-            one: pool.submit(review, transport, one, namespace) for one in all_permissions(target)
-        }
+        reviews = {}
+        for right in all_permissions(target):
+            reviews[right] = pool.submit(review, transport, right, namespace)
         user = pool.submit(_user, transport)
-        answered = {one: review.result() for one, review in reviews.items()}
+        answered = {right: review.result() for right, review in reviews.items()}
         return replace(
             facts,
             user=user.result(),
             answers={"version": version}
             | {name: asked.result() for name, asked in questions.items()},
-            allowed={one: may for one, may in answered.items() if may is not None},
+            allowed={right: may for right, may in answered.items() if may is not None},
             usage=usage.result(),
         )
 
@@ -118,16 +118,16 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
     yield "jobs api", (f"/apis/{target.api_version}", {})
     if target is DEFAULT:
         yield "other api", (f"/apis/{PREFERRED[1].api_version.partition('/')[0]}", {})
-    if made := namesake(target):
-        yield "made api", (f"/apis/{made.api_version}", {})
+    if child := namesake(target):
+        yield "made api", (f"/apis/{child.api_version}", {})
     if target.init_container:
         query = {"labelSelector": target.job_label, "limit": "100"}
         yield "workers", ("/api/v1/namespaces/{namespace}/pods", query)
     if labels := target.controller.deployment:
         query = {"labelSelector": labels}
         yield "operator", (resource_path("deployments"), query)
-        own = resource_path("deployments", target.controller.namespace)
-        yield "operator's own namespace", (own, query)
+        path = resource_path("deployments", target.controller.namespace)
+        yield "operator's own namespace", (path, query)
 
 
 def gather_needs(transport: Transport, namespace: str, job: Job) -> ClusterFacts:
@@ -151,14 +151,15 @@ def _ask_needs(
 ) -> dict[str, Future[Answer]]:
     """The questions about what a job names: objects, its queue, its gang scheduler."""
     named = references(job) if job else []
-    questions = {
-        str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
-    }
+    questions = {}
+    for reference in named:
+        answer = pool.submit(_named_object, transport, reference, namespace, timeout)
+        questions[str(reference)] = answer
     if job is None or not (QUEUE in job.labels or job.target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
     path = job_path(job.target, namespace)
-    if queue := next((one for one in named if one.kind == "queue"), None):
+    if queue := next((reference for reference in named if reference.kind == "queue"), None):
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.
         local = questions[str(queue)]
         questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
@@ -171,8 +172,8 @@ def _ask_needs(
 
 
 def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) -> Answer:
-    found = local.result()
-    if isinstance(found, ApiError) or not (name := cluster_queue(found)):
+    answer = local.result()
+    if isinstance(answer, ApiError) or not (name := cluster_queue(answer)):
         return ApiError("its LocalQueue is unknown")
     path = resource_path("clusterqueues", name=name)
     return _ask(transport, "GET", path, timeout=timeout)
@@ -207,11 +208,11 @@ def _ask(
         return error
 
 
-def _read_reference(
-    transport: Transport, wanted: ObjectReference, namespace: str, timeout: float
+def _named_object(
+    transport: Transport, reference: ObjectReference, namespace: str, timeout: float
 ) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
-    bare, path = wanted.kind not in {"claim", "queue"}, wanted.path(namespace)
+    bare, path = reference.kind not in {"claim", "queue"}, reference.path(namespace)
     return _ask(transport, "GET", path, metadata_only=bare, timeout=timeout)
 
 

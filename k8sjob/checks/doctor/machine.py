@@ -82,23 +82,23 @@ def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[F
 def _python_client(version: str | None) -> Finding:
     if version is None:
         return problem("client", "the Python client of Kubernetes is not installed", _INSTALL)
-    seen = f"the Python client, kubernetes {version}"
+    client = f"the Python client, kubernetes {version}"
     if int(version.partition(".")[0]) in CLIENTS:
-        return fine("client", seen)
+        return fine("client", client)
     tested = f"{CLIENTS.start} to {CLIENTS.stop - 1}"
     return warning(
-        "client", f"{seen}; k8sjob was tested with {tested}", f"{_INSTALL}, or --client kubectl"
+        "client", f"{client}; k8sjob was tested with {tested}", f"{_INSTALL}, or --client kubectl"
     )
 
 
 def _kubectl_client(version: str, server: str) -> Finding:
-    seen = f"kubectl {version}"
+    client = f"kubectl {version}"
     ours, theirs = _minor(version), _minor(server)
     if ours is None or theirs is None or abs(ours - theirs) <= _SKEW:
-        return fine("client", seen)
+        return fine("client", client)
     return warning(
         "client",
-        f"{seen} is {abs(ours - theirs)} minor releases from the server's {server}",
+        f"{client} is {abs(ours - theirs)} minor releases from the server's {server}",
         f"install a kubectl 1.{theirs}",
     )
 
@@ -144,5 +144,5 @@ def _kubectl() -> str | None:
 
 def _minor(version: str) -> int | None:
     """The minor number of a version like v1.34.4; None if it has another form."""
-    found = re.match(r"v?1\.(\d+)", version)
-    return int(found[1]) if found else None
+    match = re.match(r"v?1\.(\d+)", version)
+    return int(match[1]) if match else None

@@ -50,22 +50,21 @@ def named_objects(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
-    wanted = references(facts.job)
-    there = [one for one in wanted if facts.one(str(one)) is not None]
+    named = references(facts.job)
+    present = [reference for reference in named if facts.one(str(reference)) is not None]
+    absent = [reference for reference in named if facts.missing(str(reference))]
     groups = _groups(facts)
     kueue = groups is None or _KUEUE in groups
-    # Without Kueue none of its objects exist, and the queue check reports that.
-    absent = [
-        one for one in wanted if facts.missing(str(one)) and (kueue or one.kind not in _KUEUE_KINDS)
-    ]
-    for one in absent:
-        yield _missing(one, facts.namespace)
-    for one in there:
-        if one.kind == "claim":
-            yield from _claim(one, facts)
-    if there:
-        yield fine("objects", "found: " + ", ".join(map(str, there)))
-    if hidden := [one for one in wanted if one not in there and not facts.missing(str(one))]:
+    for reference in absent:
+        # Without Kueue none of its objects exist, and the queue check reports that.
+        if kueue or reference.kind not in _KUEUE_KINDS:
+            yield _missing(reference, facts.namespace)
+    for reference in present:
+        if reference.kind == "claim":
+            yield from _claim(reference, facts)
+    if present:
+        yield fine("objects", "found: " + ", ".join(map(str, present)))
+    if hidden := [reference for reference in named if reference not in [*present, *absent]]:
         names = ", ".join(map(str, hidden))
         yield unknown(
             "objects",
@@ -84,29 +83,29 @@ def queue(facts: ClusterFacts) -> Iterator[Finding]:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
     local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if managed is False:
-        seen = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
+        text = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
             f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
             " settings,"
         )
         step += " and the namespace in managedJobsNamespaceSelector"
-        found.append(problem("queue", seen, f"{step}, {without}"))
+        findings.append(problem("queue", text, f"{step}, {without}"))
     if local is not None:
-        found += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
-    yield from found
-    if found or facts.missing(f"queue {name}"):  # the check of named objects says that
+        findings += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
+    yield from findings
+    if findings or facts.missing(f"queue {name}"):  # the check of named objects says that
         return
     if groups and managed and local and cluster:
-        seen = f"Kueue manages {facts.target.kind}s, and ClusterQueue {Object(cluster).name} admits"
-        yield fine("queue", f"{seen} those from LocalQueue {name}")
+        text = f"Kueue manages {facts.target.kind}s, and ClusterQueue {Object(cluster).name} admits"
+        yield fine("queue", f"{text} those from LocalQueue {name}")
         return
     of = cluster_queue(local) if local else "of the queue"
-    seen = f"it is unknown whether Kueue will start the job from LocalQueue {name}: you cannot read"
+    text = f"it is unknown whether Kueue will start the job from LocalQueue {name}: you cannot read"
     step = "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why shows more once it is submitted"
-    seen += f" ClusterQueue {of}, or no dry run reached Kueue's webhook"
-    yield unknown("queue", seen, step)
+    text += f" ClusterQueue {of}, or no dry run reached Kueue's webhook"
+    yield unknown("queue", text, step)
 
 
 def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterator[Finding]:
@@ -159,34 +158,34 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _groups(facts: ClusterFacts) -> set[str] | None:
     """The API groups that the cluster serves; None if that is not known."""
-    found = facts.one("apis") or {}
-    if found.get("kind") != "APIGroupList":
+    apis = facts.one("apis") or {}
+    if apis.get("kind") != "APIGroupList":
         return None
-    return {group.get("name", "") for group in found.get("groups") or ()}
+    return {group.get("name", "") for group in apis.get("groups") or ()}
 
 
-def _missing(one: ObjectReference, namespace: str) -> Finding:
-    step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
-    step = step.format(name=shlex.quote(one.name), namespace=shlex.quote(namespace))
-    if one.kind == "pull secret":  # the kubelet continues without it
-        return warning("objects", f"there is no {one} in {namespace}", step)
-    where = "" if one.kind in OF_THE_CLUSTER else f" in {namespace}"
-    return problem("objects", f"there is no {one}{where}", step)
+def _missing(reference: ObjectReference, namespace: str) -> Finding:
+    step = _STEPS.get(reference.kind, "correct its name in the job.yaml, or have it created")
+    step = step.format(name=shlex.quote(reference.name), namespace=shlex.quote(namespace))
+    if reference.kind == "pull secret":  # the kubelet continues without it
+        return warning("objects", f"there is no {reference} in {namespace}", step)
+    where = "" if reference.kind in OF_THE_CLUSTER else f" in {namespace}"
+    return problem("objects", f"there is no {reference}{where}", step)
 
 
-def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[Finding]:
-    claim = facts.one(str(one)) or {}
+def _claim(pvc: ObjectReference, facts: ClusterFacts) -> Iterator[Finding]:
+    claim = facts.one(str(pvc)) or {}
     if at_path(claim, "status", "phase") == "Lost":
-        yield problem("objects", f"{one} has lost its volume", "have the volume restored")
+        yield problem("objects", f"{pvc} has lost its volume", "have the volume restored")
     modes = set(at_path(claim, "spec", "accessModes") or ())
     replicas = sum(count for _, count, _ in pod_specs(facts.job)) if facts.job else 0
     if replicas > 1 and modes == {"ReadWriteOncePod"}:
         step = "use a claim that is ReadWriteMany"
-        yield problem("objects", f"{one} is for only one pod, and the job has {replicas}", step)
+        yield problem("objects", f"{pvc} is for only one pod, and the job has {replicas}", step)
     elif replicas > 1 and modes == {"ReadWriteOnce"}:
         yield warning(
             "objects",
-            f"{one} is ReadWriteOnce: replicas on another node than the first cannot mount it",
+            f"{pvc} is ReadWriteOnce: replicas on another node than the first cannot mount it",
             "use a claim that is ReadWriteMany, or keep the job on one node",
         )
 
@@ -198,17 +197,17 @@ def fit(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether each replica fits on a node at all, and how many of them fit now."""
     if facts.job is None:
         return
-    found = facts.items("nodes")
-    if found is None:
-        seen = "it is unknown whether the job fits: you cannot read the nodes"
-        yield unknown("fit", seen, "ask for manifests/rbac/cluster-viewer.yaml")
+    objects = facts.items("nodes")
+    if objects is None:
+        message = "it is unknown whether the job fits: you cannot read the nodes"
+        yield unknown("fit", message, "ask for manifests/rbac/cluster-viewer.yaml")
         return
-    nodes = nodes_of(found, facts.usage or {})
+    nodes = nodes_of(objects, facts.usage or {})
     never = [check for role, _, pod in pod_specs(facts.job) if (check := _never(role, pod, nodes))]
     yield from never
     if not never and facts.usage is None:
-        seen = "each replica fits on an empty node; what is free now is unknown"
-        yield unknown("fit", seen, "ask for manifests/rbac/capacity.yaml")
+        message = "each replica fits on an empty node; what is free now is unknown"
+        yield unknown("fit", message, "ask for manifests/rbac/capacity.yaml")
     elif not never:
         yield _check_free_room(facts.job, nodes)
 
@@ -225,13 +224,13 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Finding | None:
     if any(_has_room(node.offers, need) for node in possible):
         return None
     short = {
-        what: best
-        for what, amount in need.items()
-        if (best := max(node.offers.get(what, amount * 0) for node in possible)) < amount
+        name: best
+        for name, amount in need.items()
+        if (best := max(node.offers.get(name, amount * 0) for node in possible)) < amount
     }
-    asked = {what: f"{what} {as_text(what, amount)}" for what, amount in need.items()}
+    asked = {name: f"{name} {as_text(name, amount)}" for name, amount in need.items()}
     reason = ", ".join(
-        f"{asked[what]} (the largest has {as_text(what, best)})" for what, best in short.items()
+        f"{asked[name]} (the largest has {as_text(name, best)})" for name, best in short.items()
     ) or "all of " + ", ".join(asked.values())
     return problem(
         "fit",
@@ -243,31 +242,31 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Finding | None:
 def _check_free_room(job: Job, nodes: Sequence[Node]) -> Finding:
     """How many replicas find room now, each put on the fullest node that has it."""
     room: dict[str, Amounts] = {
-        node.name: {what: node.free(what) for what in node.offers} for node in nodes
+        node.name: {resource: node.free(resource) for resource in node.offers} for node in nodes
     }
-    placed = wanted = 0
+    placed = replicas = 0
     for _, count, pod in pod_specs(job):
         need = pod_requests(pod)
         possible = [node.name for node in nodes if not refusal(node, pod)]
-        rare = max(need, key=lambda what: ("/" in what, what))  # a device, where one is asked for
+        rare = max(need, key=lambda name: ("/" in name, name))  # a device, where one is asked for
+        replicas += count
         for _ in range(count):
-            wanted += 1
-            fitting = [name for name in possible if _has_room(room[name], need)]
+            fitting = [host for host in possible if _has_room(room[host], need)]
             if not fitting:
                 continue
-            name = min(fitting, key=lambda each: room[each].get(rare, 0))
-            add(room[name], {what: -amount for what, amount in need.items()})
+            fullest = min(fitting, key=lambda host: room[host].get(rare, 0))
+            add(room[fullest], {resource: -amount for resource, amount in need.items()})
             placed += 1
-    if placed == wanted:
+    if placed == replicas:
         return fine(
-            "fit", "the replica fits now" if wanted == 1 else f"all {wanted} replicas fit now"
+            "fit", "the replica fits now" if replicas == 1 else f"all {replicas} replicas fit now"
         )
     return warning(
         "fit",
-        f"{placed} of {wanted} replicas fit now; they hold their resources while the others wait",
+        f"{placed} of {replicas} replicas fit now; they hold their resources while the others wait",
         "wait for other jobs to end, make the job smaller, or use gang scheduling (gang)",
     )
 
 
 def _has_room(room: Mapping[str, Any], need: Amounts) -> bool:
-    return all(room.get(what, 0) >= amount for what, amount in need.items() if amount)
+    return all(room.get(resource, 0) >= amount for resource, amount in need.items() if amount)

@@ -84,7 +84,7 @@ _READ: Final = ("get", "list", "watch")
 
 def _rule(
     grant: Grant,
-    what: Target | Made | Companion,
+    kind: Target | Made | Companion,
     verbs: tuple[str, ...],
     used_by: str,
     target: Target,
@@ -93,31 +93,31 @@ def _rule(
 ) -> ResourceRule:
     """The rule for one kind of job's own objects."""
     of = "" if target is DEFAULT else f" (target {target.name})"
-    group = what.api_version.rpartition("/")[0]
-    return ResourceRule(grant, group, what.resource, verbs, used_by + of, vital, target.name)
+    group = kind.api_version.rpartition("/")[0]
+    return ResourceRule(grant, group, kind.resource, verbs, used_by + of, vital, target.name)
 
 
 def _submitting() -> Iterator[ResourceRule]:
     to = Grant.SUBMITTER
-    for one in TARGETS:
-        yield _rule(to, one, ("create",), "submit", one, vital=True)
-        yield _rule(to, one, ("patch",), "suspend, resume", one)
-        yield _rule(to, one, ("delete",), "delete, submit --replace", one)
-        if beside := one.companion:
+    for target in TARGETS:
+        yield _rule(to, target, ("create",), "submit", target, vital=True)
+        yield _rule(to, target, ("patch",), "suspend, resume", target)
+        yield _rule(to, target, ("delete",), "delete, submit --replace", target)
+        if beside := target.companion:
             verbs = ("create", "get", "patch", "delete")
-            yield _rule(to, beside, verbs, "submit, delete", one, vital=True)
-        if made := namesake(one):
-            yield _rule(to, made, ("get",), "submit", one)
+            yield _rule(to, beside, verbs, "submit, delete", target, vital=True)
+        if child := namesake(target):
+            yield _rule(to, child, ("get",), "submit", target)
 
 
 def _viewer_rules() -> Iterator[ResourceRule]:
     to = Grant.VIEWER
-    for one in TARGETS:
-        yield _rule(to, one, _READ, "every command about jobs", one, vital=True)
-        for made in one.made:
-            yield _rule(to, made, _READ, "list, status, watch, why", one)
-        if beside := one.companion:
-            yield _rule(to, beside, ("get",), "status, why", one)
+    for target in TARGETS:
+        yield _rule(to, target, _READ, "every command about jobs", target, vital=True)
+        for child in target.made:
+            yield _rule(to, child, _READ, "list, status, watch, why", target)
+        if beside := target.companion:
+            yield _rule(to, beside, ("get",), "status, why", target)
 
 
 def _rows() -> Iterator[ResourceRule]:
@@ -146,7 +146,7 @@ def rules_of(target: Target) -> list[ResourceRule]:
 
 def all_permissions(target: Target = DEFAULT) -> list[Permission]:
     """Every question about one kind of job, once."""
-    return list(dict.fromkeys(one for rule in rules_of(target) for one in rule.permissions))
+    return list(dict.fromkeys(right for rule in rules_of(target) for right in rule.permissions))
 
 
 def role(grant: Grant, namespace: str = "") -> Json:
@@ -165,10 +165,10 @@ def role(grant: Grant, namespace: str = "") -> Json:
 
 def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
     """The RoleBinding for users, who are named as in RBAC: `{"kind": "User", "name": "eve"}`."""
-    made = _header(grant, "Binding", namespace)
-    name, kind = Object(made).name, made["kind"].removesuffix("Binding")
+    header = _header(grant, "Binding", namespace)
+    name, kind = Object(header).name, header["kind"].removesuffix("Binding")
     return {
-        **made,
+        **header,
         "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
         "subjects": [
             subject if subject["kind"] == "ServiceAccount" else {"apiGroup": RBAC, **subject}
@@ -196,11 +196,11 @@ def server(facts: ClusterFacts) -> Iterator[Finding]:
         yield problem("server", f"{where}: {error.detail}", _login_step(error))
         return
     version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
-    seen = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
+    message = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
     if facts.seconds > _SLOW:
-        yield warning("server", seen, "check the network between here and the cluster")
+        yield warning("server", message, "check the network between here and the cluster")
     else:
-        yield fine("server", seen)
+        yield fine("server", message)
 
 
 def _login_step(error: ApiError) -> str:
@@ -227,11 +227,11 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
     who, where = facts.user or "you", facts.namespace
     if any(rule.vital for rule, _ in ours):
-        seen = f"{who} cannot submit and follow jobs in {where}"
-        yield problem("permissions", seen, "ask for the roles shown below", details=details)
+        message = f"{who} cannot submit and follow jobs in {where}"
+        yield problem("permissions", message, "ask for the roles shown below", details=details)
     elif ours:
-        seen = f"{who} can submit and follow jobs in {where}, but lacks other permissions"
-        yield warning("permissions", seen, "ask for the roles shown below", details=details)
+        message = f"{who} can submit and follow jobs in {where}, but lacks other permissions"
+        yield warning("permissions", message, "ask for the roles shown below", details=details)
     else:
         yield fine("permissions", f"{who} can do all that k8sjob does in {where}")
     if wide := [(rule, missing) for rule, missing in lacking if rule.grant.cluster_wide]:
@@ -262,7 +262,7 @@ def _missing(facts: ClusterFacts) -> list[tuple[ResourceRule, str]]:
     """The rows of which the user lacks something, with that: "list, watch pods"."""
     lacking = []
     for rule in rules_of(facts.target):
-        verbs = [one.verb for one in rule.permissions if facts.allowed.get(one) is False]
+        verbs = [right.verb for right in rule.permissions if facts.allowed.get(right) is False]
         if verbs:
             lacking.append((rule, f"{', '.join(verbs)} {rule.name}"))
     return lacking
