@@ -86,11 +86,11 @@ def _lint_text(
 
 def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     """A file that is no YAML and has no telling name: a script, if Python can parse it."""
-    found = lint_script(text, source, roots=[folder])
-    if [one.id for one in found] != [scripts.SYNTAX.id]:
-        return found
-    what = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
-    raise refusal(f"{what}, so lint does not read it", source)
+    findings = lint_script(text, source, roots=[folder])
+    if [finding.id for finding in findings] != [scripts.SYNTAX.id]:
+        return findings
+    reason = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
+    raise refusal(f"{reason}, so lint does not read it", source)
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -113,12 +113,13 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     except SpecError as error:
         return _invalid(error, source)
     if not jobs:
-        others = [item for _, _, item in objects(documents)]
+        manifests = [manifest for _, _, manifest in objects(documents)]
         kinds = ", ".join(target.kind for target in TARGETS)
         step = f"specify a file with one ({kinds}), a job.yaml or a script"
-        seen = ", ".join(dict.fromkeys(str(one["kind"]) for one in others if one.get("kind")))
-        message = f"there is no job in it{seen and f', but {seen}'}"
-        return [_INVALID.finding(message, near_job(others) or step, source=source)]
+        kinds_in_it = [str(manifest["kind"]) for manifest in manifests if manifest.get("kind")]
+        names = ", ".join(dict.fromkeys(kinds_in_it))
+        message = f"there is no job in it{names and f', but {names}'}"
+        return [_INVALID.finding(message, near_job(manifests) or step, source=source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
 
@@ -135,15 +136,15 @@ def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
 
 def _invalid(error: SpecError, source: str, document: Document | None = None) -> list[Finding]:
     """The problems as findings; one of rendering has its place in the document by its field."""
-    found = []
+    findings = []
     for problem in error.findings:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         line, column = problem.line, problem.column
         if document and problem.field and not line:
             line, column = document.place(steps(problem.field))
         finding = replace(problem, message=message, source=source)
-        found.append(replace(finding, line=line or 1, column=column or 1))
-    return found
+        findings.append(replace(finding, line=line or 1, column=column or 1))
+    return findings
 
 
 def _jobs_in(documents: list[Document]) -> Iterator[ManifestJob]:
@@ -187,7 +188,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     try:
         document = changed(job_document(text, source), changes)
         spec = validated(document, changes, folder)
-        rendered = own = render(spec)
+        rendered = manifest_text = render(spec)
         if spec.target != DEFAULT.name:  # for the checks of restarts and launchers
             alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
             rendered = render(spec.model_copy(update=alike))
@@ -200,18 +201,16 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     hits = [*_manifest_hits(manifest), *job_files.RULES.hits(job)]
     if spec.overlay and spec.target != DEFAULT.name:
         places = {(hit.id, hit.line, hit.column) for hit in hits}
-        merged = parse_all(own)
+        merged = parse_all(manifest_text)
         for job_of_kind in _jobs_in(merged):
             job_of_kind.place = manifest.place
             more = manifest_pods.RULES.hits(job_of_kind)
             hits += [hit for hit in more if (hit.id, hit.line, hit.column) not in places]
         if "/dev/shm" in _mounted(document.data for document in merged):  # noqa: S108 - a mount
             hits = [hit for hit in hits if hit.id != "no-shared-memory"]
-    known = {_INVALID.id, *_ids((*_MANIFEST_RULES, job_files.RULES))}
-    found = findings(hits, {source: text}, known)
-    if script := job.script:
-        found += _lint_script_of(job, manifest, script)
-    return found
+    checks = {_INVALID.id, *_ids((*_MANIFEST_RULES, job_files.RULES))}
+    script_findings = _lint_script_of(job, manifest, job.script) if job.script else []
+    return findings(hits, {source: text}, checks) + script_findings
 
 
 def _mounted(objects: Iterable[Any]) -> Iterator[str]:
@@ -252,8 +251,8 @@ def _place(document: Document, path: FieldPath) -> tuple[int, int]:
             return document.place((field, *inside[:overlaid]), key=True)
     for step in reversed(path):
         if step in _FIELDS:
-            own = path[path.index("env") + 2 :] if step == "env" else ()
-            return document.place((*_FIELDS[str(step)], *own), key=True)
+            variable = path[path.index("env") + 2 :] if step == "env" else ()
+            return document.place((*_FIELDS[str(step)], *variable), key=True)
     return document.place(("policy",), key=True)
 
 

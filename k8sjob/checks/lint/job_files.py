@@ -65,8 +65,8 @@ def _script_missing(job: JobFile) -> Iterator[Finding]:
         yield job.at("run", error.findings[0].text)
     else:
         # A module of another package may be installed in the image.
-        here = module and (job.context / module.partition(".")[0]).is_dir()
-        if job.spec.builds_image and here and not job.script:
+        has_package = module and (job.context / module.partition(".")[0]).is_dir()
+        if job.spec.builds_image and has_package and not job.script:
             context = getattr(job.spec.image, "context", ".")
             yield job.at("run", message("module-missing", module=module, context=context))
 

@@ -33,9 +33,9 @@ _SERVERS: Final = pattern("servers")
 @RULES.error
 def _wrong_type(job: ManifestJob) -> Iterator[Finding]:
     """The CRD gives each field a type, and the apiserver refuses a value of another."""
-    for path, seen, expected in job.wrong:
-        shown = json.dumps(seen, default=str)
-        step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
+    for path, value, expected in job.wrong:
+        shown = json.dumps(value, default=str)
+        step = f"write '{shown}'" if expected == "text" and isinstance(value, int) else "correct it"
         name = field_path(path[-2:] if isinstance(path[-1], int) else path[-1:])
         yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
@@ -54,14 +54,14 @@ def _wrong_amounts(container: ManifestContainer) -> Iterator[tuple[FieldPath, st
     at: FieldPath = (*container.path, "resources")
     for name in dict.fromkeys([*limits, *requests]):
         limit, asked = _amount(limits.get(name)), _amount(requests.get(name))
-        seen = f"{name}: limit {limits.get(name)}, request {requests.get(name)}"
+        amounts = f"{name}: limit {limits.get(name)}, request {requests.get(name)}"
         where: FieldPath = (*at, "requests" if name in requests else "limits", name)
         if limit is not None and asked is not None and asked > limit:
-            yield where, f"{seen}, and a request above its limit is not allowed"
+            yield where, f"{amounts}, and a request above its limit is not allowed"
         elif "/" in name and asked is not None and asked != limit:
-            yield where, f"{seen}, and for a device both must be given and equal"
+            yield where, f"{amounts}, and for a device both must be given and equal"
         elif "/" in name and limit is not None and limit % 1:
-            yield where, f"{seen}, and devices are counted in whole numbers"
+            yield where, f"{amounts}, and devices are counted in whole numbers"
 
 
 def _amount(value: Any) -> Decimal | None:
@@ -101,7 +101,7 @@ def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Finding]:
         if ISTIO not in Object(job.data).part("metadata", group):
             continue
         templates = [Object(replica.template) for replica in job.replicas]
-        if not all(one.annotations.get(ISTIO) or one.labels.get(ISTIO) for one in templates):
+        if not all(pod.annotations.get(ISTIO) or pod.labels.get(ISTIO) for pod in templates):
             text = message("istio-annotation-misplaced", key=ISTIO)
             yield job.at(("metadata", group, ISTIO), text)
 
@@ -114,11 +114,11 @@ def _variable_not_expanded(job: ManifestJob) -> Iterator[Finding]:
             continue
         for kind in ("command", "args"):
             for index, word in enumerate(container.items(kind)):
-                found = _UNEXPANDED.search(str(word))
+                variable = _UNEXPANDED.search(str(word))
                 # Lower case in arguments is rather a program's own, as OmegaConf's.
-                if found and (kind == "command" or not found[0].islower()):
-                    name = found[0].strip("${}")
-                    text = message("variable-not-expanded", word=word, found=found[0], name=name)
+                if variable and (kind == "command" or not variable[0].islower()):
+                    name = variable[0].strip("${}")
+                    text = message("variable-not-expanded", word=word, found=variable[0], name=name)
                     yield job.at((*container.path, kind, index), text)
 
 
@@ -131,8 +131,8 @@ def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Finding]:
         for container in replica.containers():
             words = " ".join([*container.argv, str(container.data.get("image"))])
             if container != trainer and _SERVERS.search(words):
-                seen = {"name": container.name, "role": replica.role}
-                yield job.at(container.path, message("sidecar-holds-the-job", **seen))
+                fields = {"name": container.name, "role": replica.role}
+                yield job.at(container.path, message("sidecar-holds-the-job", **fields))
 
 
 _REGISTRIES: Final = (DEFAULT_REGISTRY, *table("images")["registries"].split())
@@ -150,29 +150,29 @@ def _wrong_host(image: str) -> str:
     """Why no registry can have an image of this name, and what to write; else empty."""
     if (reference := _reference(image)) is None:
         return ""
-    registry = reference.registry
-    if registry == DEFAULT_REGISTRY:
+    host = reference.registry
+    if host == DEFAULT_REGISTRY:
         parts = reference.repository.split("/")
         if len(parts) > _HUB_PARTS:
-            return message("no-host", name=parts[0], registry=registry, parts=len(parts))
+            return message("no-host", name=parts[0], registry=host, parts=len(parts))
         return ""
-    meant = [known for known in _REGISTRIES if _is_typo(registry, known)]
-    if not meant or registry in _REGISTRIES:
+    meant = [registry for registry in _REGISTRIES if _is_typo(host, registry)]
+    if not meant or host in _REGISTRIES:
         return ""
-    return f"there is no registry {registry!r}; did you mean {meant[0]!r}?"
+    return f"there is no registry {host!r}; did you mean {meant[0]!r}?"
 
 
-def _is_typo(seen: str, known: str) -> bool:
-    """Whether one name is the other with two letters exchanged, or with one wrong or missing."""
-    start = len(commonprefix([seen, known]))  # noqa: RUF071 - of letters
-    one, two = seen[start:], known[start:]
-    end = len(commonprefix([one[::-1], two[::-1]]))  # noqa: RUF071
-    one, two = one[: len(one) - end], two[: len(two) - end]
-    if len(one) == len(two) == 2:
-        return one == two[::-1]
+def _is_typo(host: str, registry: str) -> bool:
+    """Whether a host is the registry with two letters exchanged, or with one wrong or missing."""
+    start = len(commonprefix([host, registry]))  # noqa: RUF071 - of letters
+    typed, right = host[start:], registry[start:]
+    end = len(commonprefix([typed[::-1], right[::-1]]))  # noqa: RUF071
+    typed, right = typed[: len(typed) - end], right[: len(right) - end]
+    if len(typed) == len(right) == 2:
+        return typed == right[::-1]
     # Several short names exist: icr.io, gcr.io.
-    return max(len(one), len(two)) == 1 and (
-        len(known) > _MIN_HOST_LENGTH or start > known.rindex(".")
+    return max(len(typed), len(right)) == 1 and (
+        len(registry) > _MIN_HOST_LENGTH or start > registry.rindex(".")
     )
 
 
