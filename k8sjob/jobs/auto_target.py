@@ -60,15 +60,15 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
         fields = ", ".join(dict.fromkeys(problem.field for problem in error.findings))
         yield f"a {target.kind} cannot have {fields}"
         return
-    made = namesake(target)
-    below = [(made.resource, made.api_version)] if made else []
+    child = namesake(target)
+    below = [(child.resource, child.api_version)] if child else []
     for resource, api in ((target.resource, target.api_version), *below):
         if not _is_served(resource, api, backend):
             yield f"the cluster does not serve {resource} of {api}"
             return
     for rule in RULES:
         if rule.target == target.name and "create" in rule.verbs:
-            create = next(one for one in rule.permissions if one.verb == "create")
+            create = next(access for access in rule.permissions if access.verb == "create")
             if review(backend.transport, create, backend.namespace) is False:
                 yield f"you cannot create {rule.name} in namespace {backend.namespace}"
     if spec.kueue_queue is not None:
@@ -79,9 +79,9 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
 
 def _is_served(resource: str, api_version: str, backend: ClusterBackend) -> bool:
     try:
-        found = backend.transport.request("GET", f"/apis/{api_version}")
+        listing = backend.transport.request("GET", f"/apis/{api_version}")
     except ApiError as error:
         if error.code == 404:
             return False
         raise
-    return resource in [one.get("name") for one in found.get("resources") or ()]
+    return resource in [served.get("name") for served in listing.get("resources") or ()]

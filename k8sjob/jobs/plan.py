@@ -129,15 +129,15 @@ def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> I
 
 def warnings(plan: Plan) -> list[str]:
     """Warnings about a plan that the cluster accepts, but that may not be intended."""
-    found = remarks(plan.spec)
+    messages = remarks(plan.spec)
     not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
     if "@sha256:" in plan.image or not_built_yet:
-        return found
-    found.append(
+        return messages
+    messages.append(
         f"the image {plan.image} has no digest, so pods created later may run another image of that"
         " name; prefer REPOSITORY@sha256:..."
     )
-    return found + image_warnings(plan.spec, plan.image)
+    return messages + image_warnings(plan.spec, plan.image)
 
 
 def image_warnings(spec: JobSpec, image: str) -> list[str]:

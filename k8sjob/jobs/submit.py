@@ -96,8 +96,8 @@ def push_code(
         build(spec, plan.folder)
     pushed = push(spec, plan.folder, dry_run=dry_run, **options)
     _check_architecture(spec, pushed.platform, backend)
-    made = plan_job(plan.spec, plan.folder, image=pushed.reference, provenance=pushed.origin)
-    return made, pushed
+    with_image = plan_job(plan.spec, plan.folder, image=pushed.reference, provenance=pushed.origin)
+    return with_image, pushed
 
 
 def _check_architecture(spec: JobSpec, platform: str, backend: ClusterBackend) -> None:
@@ -145,13 +145,13 @@ def submit_plan(
 def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.job) or backend.of_another_kind(plan.job)
-    wanted = _with_defaults(backend, plan.job)
+    planned = _with_defaults(backend, plan.job)
     if existing is not None and MANIFEST_DIGEST not in existing.annotations:
         # Written by others: an apiserver fills no defaults into the pods of a custom resource, and
         # keeps a quantity as it was written.
-        old, new = normal_pair(existing.document, wanted.document)
-        existing, wanted = existing.with_document(aligned(old, new)), wanted.with_document(new)
-    return difference(existing, wanted)
+        old, new = normal_pair(existing.document, planned.document)
+        existing, planned = existing.with_document(aligned(old, new)), planned.with_document(new)
+    return difference(existing, planned)
 
 
 class _Submission:
@@ -201,11 +201,11 @@ class _Submission:
 
     def _of_another_kind(self, *, replace: bool) -> Outcome:
         """Refuse the name of a job of another kind, or delete that job."""
-        other = self._backend.of_another_kind(self._plan.job)
-        if other is None:
+        existing = self._backend.of_another_kind(self._plan.job)
+        if existing is None:
             return Outcome.CREATED
-        ref = JobRef.of(other)
-        _refuse_others(other)
+        ref = JobRef.of(existing)
+        _refuse_others(existing)
         if not replace:
             raise JobExists(
                 f"{ref} already exists, and it is a {ref.kind}; replace it, or submit under a"
@@ -213,7 +213,7 @@ class _Submission:
             )
         self._backend.dry_run(self._plan.job, name_free=True)
         if not self._dry_run:
-            self._delete(other)
+            self._delete(existing)
             self._backend.wait_for_leftovers(ref)
         return Outcome.REPLACED
 
@@ -233,8 +233,8 @@ class _Submission:
             with suppress(BackendError):  # it is attached to, whether it can be compared or not
                 self._report_changes(ref, self._compare(existing))
             return
-        found = self._compare(existing)
-        same = not found or same_manifest(existing.raw, self._plan.job.raw)
+        changes = self._compare(existing)
+        same = not changes or same_manifest(existing.raw, self._plan.job.raw)
         if same and not state.finished:
             return
         which = "this job" if same else "a different job"
@@ -244,14 +244,14 @@ class _Submission:
             f"{ref} already exists: {which}{creator}, {ended}; replace it, or submit under a"
             " generated name"
         )
-        error.difference = found.lines
+        error.difference = changes.lines
         raise error
 
     def _compare(self, existing: Job) -> ManifestDiff:
         return difference(existing, _with_defaults(self._backend, self._plan.job))
 
-    def _report_changes(self, ref: JobRef, found: ManifestDiff) -> None:
-        if changed := [*found.at_once, *found.recreated]:
+    def _report_changes(self, ref: JobRef, changes: ManifestDiff) -> None:
+        if changed := [*changes.at_once, *changes.recreated]:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
 

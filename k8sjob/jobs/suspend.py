@@ -53,13 +53,13 @@ def _kueue_decides(job: Job, ref: JobRef, *, value: bool) -> str:
     """A warning where the job is in a queue of Kueue's; else empty."""
     if QUEUE not in job.labels or ref.namespace == LOCAL:
         return ""
-    found = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={job.uid}"
+    command = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={job.uid}"
     if value:
         return (
             "if Kueue manages the job, it starts it again as long as the job has its quota; to stop"
-            f" it, set spec.active of its Workload to false: {found}"
+            f" it, set spec.active of its Workload to false: {command}"
         )
     return (
         "if Kueue manages the job, it stops it again until the queue has room for it (see k8sjob"
-        f" why), or as long as spec.active of its Workload is false: {found}"
+        f" why), or as long as spec.active of its Workload is false: {command}"
     )

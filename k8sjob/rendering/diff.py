@@ -60,21 +60,21 @@ class ManifestDiff:
         return bool(self.lines)
 
 
-def difference(there: Job | None, wanted: Job) -> ManifestDiff:
-    """The changes that make the job in the cluster as it is wanted, with defaults filled in.
+def difference(existing: Job | None, job: Job) -> ManifestDiff:
+    """The changes that turn the existing job, with defaults filled in, into a job as it is planned.
 
-    Where there is none (None), everything is new.
+    Where none exists (None), everything is new.
     """
-    new = _written(wanted)
+    new = _written(job)
     planned = f"{_name(new)} as it would be"
-    if there is None:
+    if existing is None:
         return ManifestDiff(_unified([], new, ("/dev/null", planned)), is_new=True)
-    old = _written(there)
-    if QUEUE in there.labels and QUEUE in wanted.labels:
-        same = same_manifest(there.raw, wanted.raw)
+    old = _written(existing)
+    if QUEUE in existing.labels and QUEUE in job.labels:
+        same = same_manifest(existing.raw, job.raw)
         old = _ordered(_without_kueue(old, new, _ASSIGNED if same else frozenset()))
     paths = list(differing(old, new, ()))
-    acts = wanted.target.applies_at_once
+    acts = job.target.applies_at_once
     at_once = [path for path in paths if path[0] == "metadata" or acts(path)]
     return ManifestDiff(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
@@ -89,22 +89,22 @@ def _without_kueue(old: Any, new: Any, assigned: frozenset[str]) -> Any:
         return [_without_kueue(*pair, assigned) for pair in zip(old, new, strict=True)]
     if not isinstance(old, dict) or not isinstance(new, dict):
         return old
-    kept = {
+    remaining = {
         key: _without_kueue(value, new.get(key) or {}, assigned)
         for key, value in old.items()
         if not key.startswith(_KUEUE) or key in new
     }
     for key in {"suspend", *assigned} & {*old, *new}:
-        kept[key] = new.get(key)
-    return kept
+        remaining[key] = new.get(key)
+    return remaining
 
 
-def lines_between(one: Job, other: Job) -> tuple[str, ...]:
+def lines_between(first: Job, second: Job) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
-    old, new = _written(one), _written(other)
-    for written in (old, new):  # another name is not a difference
-        written["metadata"] = {k: v for k, v in Object(written).metadata.items() if k in _LABELS}
-    return _unified(yamldoc.dump(old).splitlines(), new, (_name(one.raw), _name(other.raw)))
+    old, new = _written(first), _written(second)
+    for document in (old, new):  # another name is not a difference
+        document["metadata"] = {k: v for k, v in Object(document).metadata.items() if k in _LABELS}
+    return _unified(yamldoc.dump(old).splitlines(), new, (_name(first.raw), _name(second.raw)))
 
 
 def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str, ...]:
@@ -112,8 +112,8 @@ def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str,
     return tuple(difflib.unified_diff(old, lines, *headings, lineterm=""))
 
 
-def _name(item: Json) -> str:
-    return "/".join(filter(None, (Object(item).namespace, Object(item).name)))
+def _name(raw: Json) -> str:
+    return "/".join(filter(None, (Object(raw).namespace, Object(raw).name)))
 
 
 def _written(job: Job) -> Json:

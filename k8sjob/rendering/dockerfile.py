@@ -76,16 +76,16 @@ def write_context(
     rendered[_DOCKERFILE] = dockerfile(spec)
     if not source.is_dir():
         raise ImageError(f"image.context: {source} is not a folder; specify the one with your code")
-    own = source / OWN_IGNORE
-    theirs = own_patterns(own)
-    kept = Ignore(theirs or "")  # here, so that an error names the line of their file
-    patterns = dockerignore() if theirs is None else f"{private_patterns()}\n{theirs}"
+    ignore_file = source / OWN_IGNORE
+    own_text = own_patterns(ignore_file)
+    own_ignore = Ignore(own_text or "")  # here, so that an error names the line of their file
+    patterns = dockerignore() if own_text is None else f"{private_patterns()}\n{own_text}"
     if target.resolve() == source.resolve():
         _refuse_foreign(rendered, target)
-        if theirs is None:
+        if own_text is None:
             rendered[OWN_IGNORE] = patterns
         else:
-            _refuse_patterns(own, kept, Ignore(patterns))
+            _refuse_patterns(ignore_file, own_ignore, Ignore(patterns))
         with whole_folder(target / RUNTIME_SOURCE) as draft:
             _copy_runtime(draft)
         return _write(rendered, target)
@@ -132,10 +132,10 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
                 " image on this machine; correct the path"
             )
         raise SpecError([invalid("run.script", message)])
-    own = context / OWN_IGNORE
-    patterns = own_patterns(own)
+    file = context / OWN_IGNORE
+    patterns = own_patterns(file)
     if Ignore(dockerignore() if patterns is None else patterns)(name):
-        message = f"{script!r} is left out of the image by {own}; add a last line '!{name}' to it"
+        message = f"{script!r} is left out of the image by {file}; add a last line '!{name}' to it"
         raise SpecError([invalid("run.script", message)])
 
 
@@ -163,14 +163,14 @@ def _refuse_foreign(names: dict[str, str], target: Path) -> None:
             )
 
 
-def _refuse_patterns(path: Path, theirs: Ignore, all_patterns: Ignore) -> None:
+def _refuse_patterns(path: Path, own_ignore: Ignore, all_patterns: Ignore) -> None:
     """A build in the user's own folder follows only their .dockerignore."""
-    if theirs(f"{RUNTIME_SOURCE}/k8sjob/__init__.py"):
+    if own_ignore(f"{RUNTIME_SOURCE}/k8sjob/__init__.py"):
         raise ImageError(
             f"{path} leaves out {RUNTIME_SOURCE}, which the image needs; add a last line"
             f" '!{RUNTIME_SOURCE}'"
         )
-    shown = (name for name in theirs.walk(path.parent) if all_patterns(name))
+    shown = (name for name in own_ignore.walk(path.parent) if all_patterns(name))
     if names := list(itertools.islice(shown, 3)):
         raise ImageError(
             f"{path} lets files into the image that often hold credentials: {', '.join(names)};"
@@ -182,8 +182,9 @@ def _copied_names(source: Path, target: Path, ignore: Ignore) -> list[str]:
     """The files of a context that a copy of it has."""
     if target.is_symlink():
         raise ImageError(f"{target} is a symbolic link; specify the folder itself")
-    there = target.iterdir() if target.exists() else ()
-    if any(not one.name.startswith(DRAFT) for one in there) and not (target / COPY_MARK).is_file():
+    entries = target.iterdir() if target.exists() else ()
+    foreign = any(not entry.name.startswith(DRAFT) for entry in entries)
+    if foreign and not (target / COPY_MARK).is_file():
         raise ImageError(
             f"{target} has files that k8sjob has not written; specify a new or an empty folder"
         )

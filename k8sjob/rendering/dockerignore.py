@@ -89,8 +89,8 @@ class Ignore:
         waiting = [""]
         while waiting:
             base = waiting.pop()
-            with suppress(OSError), os.scandir(folder / base) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+            with suppress(OSError), os.scandir(folder / base) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
                 folders = []
                 for entry in entries:
                     name = f"{base}{entry.name}"
@@ -144,22 +144,22 @@ def _regex(pattern: str) -> str:
     """Moby's own translation: `**` goes over folders, `*` and `?` stay in one."""
     if len(pattern) > _MAX_PATTERN:
         raise re.error(f"it is longer than {_MAX_PATTERN} characters, as no path is")
-    made, at = "", 0
+    regex, at = "", 0
     while at < len(pattern):
         translated, at = _token(pattern, at)
-        made += translated
-    return made
+        regex += translated
+    return regex
 
 
 def _token(pattern: str, at: int) -> tuple[str, int]:
     """The next part of a pattern as a regular expression, and where the part after it begins."""
-    character, rest = pattern[at], pattern[at + 1 :]
+    character, following = pattern[at], pattern[at + 1 :]
     if character == "*":
-        return (_over_folders if rest.startswith("*") else _in_a_name)(pattern, at)
+        return (_over_folders if following.startswith("*") else _in_a_name)(pattern, at)
     if character == "[":
         return _class(pattern, at)
-    if character == "\\" and rest:
-        return re.escape(rest[0]), at + 2
+    if character == "\\" and following:
+        return re.escape(following[0]), at + 2
     if character == "?":
         return "[^/]", at + 1
     return character if character in "]^-" else re.escape(character), at + 1
@@ -189,8 +189,8 @@ def _in_a_name(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _class(pattern: str, at: int) -> tuple[str, int]:
-    found = _CLASS.match(pattern, at)
-    if found is None:
+    match = _CLASS.match(pattern, at)
+    if match is None:
         raise re.error("a '[' without its ']', or with a '*', '?' or '/' before it")
-    characters = _IN_CLASS.sub(lambda one: re.escape(one[1] or one[2]), found[2])
-    return f"[{found[1]}{characters}]", found.end()
+    characters = _IN_CLASS.sub(lambda part: re.escape(part[1] or part[2]), match[2])
+    return f"[{match[1]}{characters}]", match.end()

@@ -83,14 +83,14 @@ def manifest(
     values |= target.values(spec)
     text = fill(target.template, **values)
     job = Job(_parsed(text), target)
-    given = [text, *(yamldoc.dump(one) for one in (spec.overlay, spec.pod_template) if one)]
+    sources = [text, *(yamldoc.dump(patch) for patch in (spec.overlay, spec.pod_template) if patch)]
     if companion := target.companion:
         text = fill(companion.template, **values)
         job = replace(job, companion=_parsed(text))
-        given += [text] if companion.key else []
+        sources += [text] if companion.key else []
     notify = {} if spec.notify is None else {NOTIFY: ",".join(spec.notify)}
-    given += [f"{key}={value}" for key, value in notify.items()]
-    annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
+    sources += [f"{key}={value}" for key, value in notify.items()]
+    annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(sources).encode()).hexdigest()}
     if job.companion and companion and companion.key:
         Object(job.companion).metadata["annotations"] = dict(annotations)
     if provenance is not None:
@@ -109,8 +109,8 @@ def manifest(
 
 def remarks(spec: JobSpec) -> list[str]:
     """Remarks on fields that are valid but will not work as expected, also those of its target."""
-    found = by_name(spec.target).remarks(spec)
-    return [*spec.remarks, *(f"{one.field}: {one.text}" for one in found)]
+    of_target = by_name(spec.target).remarks(spec)
+    return [*spec.remarks, *(f"{remark.field}: {remark.text}" for remark in of_target)]
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def _annotations(spec: JobSpec) -> dict[str, str]:
     # An istio sidecar outlives the training, so the pod would never complete.
     topology = spec.kueue_topology.model_dump() if spec.kueue_topology else {}
     levels = {TOPOLOGY.format(how): level for how, level in topology.items()}
-    wanted = {ISTIO: "false", **levels, **spec.annotations}
-    return {key: value for key, value in wanted.items() if value is not None}
+    annotations = {ISTIO: "false", **levels, **spec.annotations}
+    return {key: value for key, value in annotations.items() if value is not None}
 
 
 def _node_selector(spec: JobSpec, platform: str | None) -> dict[str, str]:
@@ -248,22 +248,22 @@ def _node_selector(spec: JobSpec, platform: str | None) -> dict[str, str]:
 
 def _replicas(spec: JobSpec) -> list[_Replica]:
     workers, elastic = spec.replicas.workers, spec.replicas.elastic is not None
-    made = [] if elastic else [_replica(Role.MASTER, 1, spec.resources.of_master)]
+    masters = [] if elastic else [_replica(Role.MASTER, 1, spec.resources.of_master)]
     count = spec.nnodes if elastic else workers
-    return [*made, _replica(Role.WORKER, count, spec.resources)] if count else made
+    return [*masters, _replica(Role.WORKER, count, spec.resources)] if count else masters
 
 
 def _replica(role: Role, count: int, resources: Resources) -> _Replica:
-    given = {
+    amounts = {
         "cpu": resources.cpu,
         "memory": resources.memory,
         resources.gpu_resource: resources.gpus or None,
         **resources.extended,
     }
-    limits = {name: amount for name, amount in given.items() if amount is not None}
+    limits = {name: amount for name, amount in amounts.items() if amount is not None}
     asked = resources.requests
-    less = {"cpu": asked.cpu, "memory": asked.memory} if asked else {}
-    requests = {**limits, **{name: amount for name, amount in less.items() if amount}}
+    lower = {"cpu": asked.cpu, "memory": asked.memory} if asked else {}
+    requests = {**limits, **{name: amount for name, amount in lower.items() if amount}}
     has_shm = resources.shm != "0"
     return _Replica(role.value, count, limits, requests, has_shm, resources.shm)
 

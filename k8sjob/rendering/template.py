@@ -95,11 +95,11 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
         if not folder.is_absolute():  # it might be in a checkout of somebody else's
             return None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        info = folder.lstat()
     except OSError:
         return None
-    foreign = found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)
-    if foreign or found.st_mode & 0o022:
+    foreign = info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode)
+    if foreign or info.st_mode & 0o022:
         return None
 
     class Cache(jinja2.FileSystemBytecodeCache):
@@ -115,8 +115,8 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
 
     # The options and the finalizer above are compiled in, and what jinja2's compiler makes fits
     # its own release: another version of either has files of its own.
-    written = [Path(file).stat().st_mtime_ns for file in (__file__, jinja2.compiler.__file__)]
-    return Cache(str(folder), f"{sys.implementation.cache_tag}-{written[0]}-{written[1]}-%s.jinja")
+    mtimes = [Path(file).stat().st_mtime_ns for file in (__file__, jinja2.compiler.__file__)]
+    return Cache(str(folder), f"{sys.implementation.cache_tag}-{mtimes[0]}-{mtimes[1]}-%s.jinja")
 
 
 def _only_written(value: Any) -> Any:
