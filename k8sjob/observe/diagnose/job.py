@@ -79,11 +79,11 @@ def deleting(facts: Facts) -> Iterator[Finding]:
             yield Finding(Cause.DELETING, problem, step)
         return
     finalizers = facts.job.metadata.get("finalizers") or ()
-    others = [name for name in finalizers if name not in _COLLECTED]
+    foreign = [name for name in finalizers if name not in _COLLECTED]
     step = "wait until its pods have ended"
-    if others:
+    if foreign:
         step = (
-            f"whoever set {others[0]} must remove it; check whether that controller runs: kubectl"
+            f"whoever set {foreign[0]} must remove it; check whether that controller runs: kubectl"
             f" get {facts.kubectl_name} -o yaml"
         )
     elif finalizers:
@@ -135,7 +135,7 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
     if any(text in message for text in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
-            policies = {one.restart_policy for one in facts.target.replicas(facts.job)}
+            policies = {role.restart_policy for role in facts.target.replicas(facts.job)}
             keep, deletes = "with policy.restart_policy Never", policies != {"Never"}
             if facts.target.keeps_ended_pods:
                 keep, deletes = "without policy.restart_policy OnFailure", "OnFailure" in policies
@@ -253,11 +253,11 @@ def _activity_times(facts: Facts) -> Iterator[datetime]:
 
 def _operator_deployment(facts: Facts) -> str:
     """The state of the controller's Deployment, where it can be read and is not ready."""
-    for deployment in facts.of_kind("Deployment"):
-        one = Object(deployment)
-        ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
-        if ready < max(wanted, 1):
-            return f"; {one.namespace}/{one.name} has {ready} of {wanted} pods ready"
+    for deployment in map(Object, facts.of_kind("Deployment")):
+        ready, pods = deployment.status.get("readyReplicas", 0), deployment.spec.get("replicas", 1)
+        if ready < max(pods, 1):
+            name = f"{deployment.namespace}/{deployment.name}"
+            return f"; {name} has {ready} of {pods} pods ready"
     return ""
 
 
@@ -267,22 +267,22 @@ def left_early(facts: Facts) -> Iterator[Finding]:
     first = next(iter(facts.ranks), "")
     if facts.status.state.finished or not running or reporting_replica(facts.job) != first:
         return  # workers of a parameter server end each at its time
-    left = {
+    ended = {
         pod.replica: pod.trained_until
         for pod in facts.done
         if pod.trained_until
         and facts.now - pod.trained_until > _RANKS_END
         and not any("running" in container.state for container in pod.containers)  # a sidecar
     }
-    if left:
-        replicas = tuple(left)
-        others = listed(pod.replica for pod in running)
+    if ended:
+        replicas = tuple(ended)
+        remaining = listed(pod.replica for pod in running)
         yield Finding(
             Cause.LEFT_EARLY,
             f"{listed(map(facts.with_ranks, replicas))} ended with exit code 0"
-            f"{ago(max(left.values()), facts.now)}, and {others} still"
+            f"{ago(max(ended.values()), facts.now)}, and {remaining} still"
             f" {'run' if len(running) > 1 else 'runs'}: a collective would wait forever",
-            f"where {others} only evaluates or saves, wait; else see the last lines of all:"
+            f"where {remaining} only evaluates or saves, wait; else see the last lines of all:"
             f" k8sjob logs {facts.output_argument}; {equal_steps(facts)}",
             replicas=replicas,
         )
@@ -326,7 +326,7 @@ def no_group(facts: Facts) -> Iterator[Finding]:
         for pod in facts.pods
         if (reason := Reason.decode(pod.terminated.get("message") or ""))
     ]
-    if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
+    if any(reason.type == "Unmet" for reason in reasons) or facts.reported(EventKind.UNMET):
         yield Finding(
             Cause.NO_GROUP,
             "its processes created no process group: each of them trained a separate model",
@@ -366,7 +366,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.job.deleting:
         return
-    kept = facts.target.keeps_pods(facts.job)
+    keeps_pods = facts.target.keeps_pods(facts.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]
     if not pods or facts.now - ended < _CLEAN_UP:
         return
@@ -384,7 +384,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
         f"{listed(replicas)}: {situation} though the job ended ({facts.status.state})"
         f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
         f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
-        + (policy if kept else "; the operator should have done so: check whether it runs"),
+        + (policy if keeps_pods else "; the operator should have done so: check whether it runs"),
         replicas=replicas,
     )
 

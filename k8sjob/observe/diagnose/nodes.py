@@ -45,50 +45,52 @@ _STAMP_SECONDS: Final = 2.0
 
 def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
     """Replicas whose node is lost, or that were evicted, preempted or rejected by it."""
-    left = displaced(facts)
-    lost = {one.replica: one for one in _lost(facts)} if not facts.status.state.finished else {}
-    # A lost node's Pods are evicted at last; one that was preempted before has left it.
-    preempted = {name for name, one in left.items() if one.cause is Cause.PREEMPTED}
-    lost = {name: one for name, one in lost.items() if name not in preempted}
-    newest = sorted(left.values(), key=_time, reverse=True)
-    found = [*lost.values(), *(one for one in newest if one.replica not in lost)]
+    displacements = sorted(displaced(facts).values(), key=_time, reverse=True)
     if facts.status.state.finished:
-        steps = (one.next_step.replace(_RECREATED, _SUBMIT_AGAIN) for one in found)
-        found = [replace(one, next_step=step) for one, step in zip(found, steps, strict=True)]
-    yield from grouped(found, facts.now)
+        for n, displacement in enumerate(displacements):
+            step = displacement.next_step.replace(_RECREATED, _SUBMIT_AGAIN)
+            displacements[n] = replace(displacement, next_step=step)
+        yield from grouped(displacements, facts.now)
+        return
+    # A lost node's Pods are evicted at last; one that was preempted before has left it.
+    preempted = {d.replica for d in displacements if d.cause is Cause.PREEMPTED}
+    lost = {loss.replica: loss for loss in _lost(facts) if loss.replica not in preempted}
+    displacements = [d for d in displacements if d.replica not in lost]
+    yield from grouped([*lost.values(), *displacements], facts.now)
 
 
 def displaced(facts: Facts) -> dict[str, Explanation]:
     """The newest reason why each replica left its node."""
-    left: dict[str, Explanation] = {}
-    present = (found for pod in facts.pods if (found := _displaced(pod)))
+    newest: dict[str, Explanation] = {}
+    present = filter(None, map(_displaced, facts.pods))
     moments: defaultdict[tuple[str, Cause], list[datetime]] = defaultdict(list)
-    for one in (*_displaced_before(facts), *present):
-        if one.at:
-            moments[one.replica, one.cause].append(one.at)
-        if one.replica not in left or _time(left[one.replica]) <= _time(one):
-            left[one.replica] = replace(one, over=facts.runs_again(one.replica))
-    for replica, newest in left.items():
-        if len(times := moments[replica, newest.cause]) > 1:
-            since = age(min(times), facts.now)
-            left[replica] = replace(
-                newest, problem=f"{newest.problem}, {len(times)} times in {since}"
-            )
-    return left
+    for displacement in (*_displaced_before(facts), *present):
+        replica, at = displacement.replica, displacement.at
+        if at:
+            moments[replica, displacement.cause].append(at)
+        if replica not in newest or _time(newest[replica]) <= _time(displacement):
+            newest[replica] = replace(displacement, over=facts.runs_again(replica))
+    for replica, displacement in newest.items():
+        if len(times := moments[replica, displacement.cause]) > 1:
+            often = f"{len(times)} times in {age(min(times), facts.now)}"
+            newest[replica] = replace(displacement, problem=f"{displacement.problem}, {often}")
+    return newest
 
 
-def ended_by_displacement(facts: Facts, end: Failure, left: Mapping[str, Explanation]) -> bool:
+def ended_by_displacement(
+    facts: Facts, end: Failure, displacements: Mapping[str, Explanation]
+) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted."""
     pod = facts.pod(end.replica)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
     deleted_before = pod and pod.deleting and not facts.status.state.finished
     if pod and (deleted_before or _displaced(pod) or _ended_by_deletion(pod, end)):
         return True
-    found = left.get(end.replica)
-    if found is None:
+    displacement = displacements.get(end.replica)
+    if displacement is None:
         return False
     newer = pod and pod.created_at and pod.created_at.timestamp() + _STAMP_SECONDS < end.time
-    return not newer and end.time <= _time(found) + GRACE_SECONDS
+    return not newer and end.time <= _time(displacement) + GRACE_SECONDS
 
 
 def _ended_by_deletion(pod: ReplicaPod, end: Failure) -> bool:
@@ -102,8 +104,8 @@ def _ended_by_deletion(pod: ReplicaPod, end: Failure) -> bool:
     )
 
 
-def _time(found: Explanation) -> float:
-    return found.at.timestamp() if found.at else math.inf
+def _time(displacement: Explanation) -> float:
+    return displacement.at.timestamp() if displacement.at else math.inf
 
 
 def _lost(facts: Facts) -> Iterator[Explanation]:
@@ -151,8 +153,8 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     if target.true:
         problem = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
         return Explanation(Cause.EVICTED, problem, _RECREATED, pod.replica, at=target.since)
-    known = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
-    if pod.phase == "Failed" and reason and (known or not pod.status.get("containerStatuses")):
+    rejected = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
+    if pod.phase == "Failed" and reason and (rejected or not pod.status.get("containerStatuses")):
         return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",
@@ -167,7 +169,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     """The displacements of replaced Pods, as Events report them, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
-    found: dict[str, Explanation] = {}
+    displacements: dict[str, Explanation] = {}  # by the uid of the Pod
     for event in facts.snapshot.events:
         subject = Object(event).part("involvedObject")
         uid = subject.get("uid", "")
@@ -176,11 +178,12 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         name = subject.get("name", "")
         if _is_of_an_earlier_job(facts, name, messages):
             continue
-        one = _of_event(event, facts.target.replica_named(facts.job, name) or name)
+        displacement = _of_event(event, facts.target.replica_named(facts.job, name) or name)
         # The kill follows from another reason for leaving the node.
-        if one and not (uid in found and one.cause is Cause.POD_DELETED):
-            found[uid] = replace(one, at=event_time(event))
-    yield from found.values()
+        follows = uid in displacements and displacement and displacement.cause is Cause.POD_DELETED
+        if displacement and not follows:
+            displacements[uid] = replace(displacement, at=event_time(event))
+    yield from displacements.values()
 
 
 def _is_of_an_earlier_job(facts: Facts, pod: str, messages: Sequence[str]) -> bool:
@@ -211,9 +214,9 @@ def _matters(facts: Facts, event: Json) -> bool:
         status.finished is not None and at >= status.finished
     )
     by_operator |= any(
-        facts.target.restarts_all(one)
-        and 0 <= (at - event_time(one)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
-        for one in facts.job_events
+        facts.target.restarts_all(restart)
+        and 0 <= (at - event_time(restart)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
+        for restart in facts.job_events
     )
     return not (facts.local or by_operator)
 

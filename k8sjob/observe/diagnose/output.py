@@ -159,10 +159,10 @@ def last_output(end: Failure, lines: Sequence[str], *, ranks: int) -> LastOutput
         return _pointed_to(LastOutput(error, context, reported=True, causes=_roots(end.reason)))
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
-        left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
-        context, written = (*context, *left), left or written
-    own = [line for line in _before_summary(written) if not _OWN_LINE.match(line)]
-    last = next((line for line in reversed(own) if not _OF_TORCHRUN.match(line)), "")
+        message = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
+        context, written = (*context, *message), message or written
+    by_script = [line for line in _before_summary(written) if not _OWN_LINE.match(line)]
+    last = next((line for line in reversed(by_script) if not _OF_TORCHRUN.match(line)), "")
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
     unframed = ARGUMENTS_REFUSED if end.chosen_by_script else _ERROR
@@ -181,8 +181,8 @@ def _pointed_to(output: LastOutput) -> LastOutput:
 
 def _roots(reason: Reason) -> tuple[str, ...]:
     """The exceptions that one was raised from; one that was being handled may not matter."""
-    causes = takewhile(lambda one: not one.startswith("while "), reason.causes)
-    return tuple(one.partition(" ")[2] for one in causes)[::-1]
+    causes = takewhile(lambda cause: not cause.startswith("while "), reason.causes)
+    return tuple(cause.partition(" ")[2] for cause in causes)[::-1]
 
 
 def since_training(lines: Sequence[str]) -> list[str]:
@@ -235,14 +235,14 @@ def _unframed(lines: Sequence[str], start: re.Pattern[str]) -> tuple[str, ...]:
     wrote before. Another line that reads like an error was written by a script that handled it.
     """
     last = lines[-_MAX_UNFRAMED:]
-    found = [
+    errors = [
         line
         for above, line, below in zip(["", *last], last, [*last[1:], ""], strict=False)
         if start.match(line)
         and not _TORCHRUN_SUMMARY.match(line)
         and (above[:1].isspace() or not below)
     ]
-    return tuple(found[-1:])
+    return tuple(errors[-1:])
 
 
 def _raised(block: Sequence[str]) -> tuple[str, ...]:
@@ -266,12 +266,13 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     causes = [(cause,) for cause in output.causes]
     if output.reported:
-        tried = [explain_by(_DOWNLOAD, error, local=local) for error in (output.error, *causes)]
-        if failed := [one for one in tried if one]:
-            return next((one for one in failed if "://" in one.problem), failed[0])
+        errors = (output.error, *causes)
+        downloads = [d for error in errors if (d := explain_by(_DOWNLOAD, error, local=local))]
+        if downloads:
+            return next((d for d in downloads if "://" in d.problem), downloads[0])
     for error in (*causes, output.error):
-        if found := explain_by(RULES, error, local=local):
-            return found
+        if explanation := explain_by(RULES, error, local=local):
+            return explanation
     if not any(_UNSPECIFIC.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
@@ -285,15 +286,15 @@ def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
 
 def explain_by(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The explanation of the first rule that fits a line; the first one may be an exception's."""
-    kind = found[1] if lines and (found := _KIND.match(lines[0])) else ""
+    kind = match[1] if lines and (match := _KIND.match(lines[0])) else ""
     for rule in rules:
         if kind and rule.types and not re.fullmatch(rule.types, kind):
             continue
         for line in lines:
-            if found := rule.search(line):
-                seconds = str(round(int(found.groupdict().get("ms") or 0) / 1000))
+            if match := rule.search(line):
+                seconds = str(round(int(match.groupdict().get("ms") or 0) / 1000))
                 facts = {"text": _plain(line), "seconds": seconds}
-                return rule.explain(found, facts, local=local)
+                return rule.explain(match, facts, local=local)
     return None
 
 
@@ -301,21 +302,21 @@ def _nccl_error(lines: Sequence[str]) -> Explanation | None:
     """An NCCL error that no rule knows, with what NCCL itself calls the last error."""
     # A warning is followed by the line of code that gave it.
     errors = (line for line in lines if "Warning: " not in line and not line[:1].isspace())
-    found = next((found for line in errors if (found := _NCCL.search(line))), None)
-    if found is None:
+    error = next(filter(None, map(_NCCL.search, errors)), None)
+    if error is None:
         return None
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
     last = f": {_plain(lines[after])}" if after < len(lines) else ""
     return Explanation(
         Cause.NCCL,
-        f"NCCL failed: {found[1]}{last}",
+        f"NCCL failed: {error[1]}{last}",
         "set NCCL_DEBUG=WARN in run.env to see NCCL's reason",
     )
 
 
 def timed_out_ranks(lines: Iterable[str]) -> set[int]:
     """The ranks whose watchdog saw a collective time out."""
-    return {int(found[1]) for line in lines if (found := _WATCHDOG.search(line))}
+    return {int(timeout[1]) for line in lines if (timeout := _WATCHDOG.search(line))}
 
 
 def _plain(line: str) -> str:

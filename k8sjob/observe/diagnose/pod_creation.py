@@ -54,9 +54,10 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
     same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
+    explanations = [explanation for explanation, _ in newest.values()]
     for (replica, cause), (explanation, event) in newest.items():
-        others = (other for other, _ in newest.values())
-        if not _created_since(facts, replica, event) and not _is_less_specific(explanation, others):
+        less_specific = _is_less_specific(explanation, explanations)
+        if not less_specific and not _created_since(facts, replica, event):
             # A quota's amounts change all along.
             problem = "" if cause is Cause.QUOTA else without_replica(explanation.problem)
             key = cause, problem, without_replica(explanation.next_step)
@@ -69,24 +70,24 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     """One finding for all replicas that are refused alike, the newest of them last."""
     replicas = tuple(replica for replica, _ in members if replica) or facts.missing
     more = len(set(facts.missing) - set(replicas))
-    others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
+    missing = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
     last = members[-1][1]
-    message = f"{listed(replicas)}{others}: {last.problem}"
+    message = f"{listed(replicas)}{missing}: {last.problem}"
     return Finding(last.cause, message, last.next_step, replicas=replicas)
 
 
-def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:
+def _is_less_specific(explanation: Explanation, explanations: Iterable[Explanation]) -> bool:
     """Whether a longer explanation says the same: a Worker's, with the operator's container."""
+    alike = (e for e in explanations if e.cause is Cause.POD_SECURITY)
     return explanation.cause is Cause.POD_SECURITY and any(
-        other.cause is explanation.cause and len(other.problem) > len(explanation.problem)
-        for other in others
+        len(e.problem) > len(explanation.problem) for e in alike
     )
 
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    quoted = (facts.target.replica_named(facts.job, one) for one in _QUOTED.findall(message))
-    return next(filter(None, quoted), "")
+    replicas = (facts.target.replica_named(facts.job, name) for name in _QUOTED.findall(message))
+    return next(filter(None, replicas), "")
 
 
 def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
@@ -105,31 +106,33 @@ def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
         and (about := Object(event).part("involvedObject")).get("kind") == "Job"
     )
     owners = (owner for pod in facts.pods for owner in pod.owners)
-    there = {str(one.get("name")) for one in (*owners, *subjects)}
-    there.add(Object(facts.job.child or {}).name)
-    return not there.isdisjoint(_QUOTED.findall(message))
+    names = {str(reference.get("name")) for reference in (*owners, *subjects)}
+    names.add(Object(facts.job.child or {}).name)
+    return not names.isdisjoint(_QUOTED.findall(message))
 
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     """Whether the operator succeeded after it had been refused."""
     creations = facts.target.creations
-    reason, prefix = next(rest for refused, *rest in creations if refused == refusal["reason"])
+    reason, prefix = next(
+        success for failure, *success in creations if failure == refusal["reason"]
+    )
     is_pod = reason == creations[0][1]
     if not facts.missing if not replica else is_pod and replica not in facts.missing:
         return True
-    later = (
+    created = (
         event.get("message", "").removeprefix(prefix)
         for event in facts.job_events
         if event.get("reason") == reason and event_time(event) > event_time(refusal)
     )
     named = facts.target.replica_named
-    return any(not replica or named(facts.job, one) == replica for one in later)
+    return any(not replica or named(facts.job, pod) == replica for pod in created)
 
 
 def _explain(facts: Facts, message: str) -> Explanation:
     amounts = ""
-    if found := _QUOTA.search(message):
-        asked, used, hard = (_amounts(text) for text in found.groups())
+    if quota := _QUOTA.search(message):
+        asked, used, hard = (_amounts(text) for text in quota.groups())
         amounts = "; ".join(
             f"{name} ({amount} requested, {used.get(name, '?')} of {hard.get(name, '?')} used)"
             for name, amount in asked.items()
@@ -161,10 +164,9 @@ def _restricted_step(facts: Facts, message: str) -> str:
 
 def _is_restricted(facts: Facts) -> bool:
     """Whether the containers that train have what `security: restricted` gives them."""
-    trains = (Object(training(spec.get("containers"))) for _, _, spec in pod_specs(facts.job))
-    return all(
-        one.part("securityContext").get("allowPrivilegeEscalation") is False for one in trains
-    )
+    containers = (training(spec.get("containers")) for _, _, spec in pod_specs(facts.job))
+    contexts = (Object(container).part("securityContext") for container in containers)
+    return all(context.get("allowPrivilegeEscalation") is False for context in contexts)
 
 
 def _amounts(text: str) -> dict[str, str]:

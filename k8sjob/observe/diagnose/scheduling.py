@@ -54,25 +54,28 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     return replace(_with_autoscaler(facts, pod, facts.unschedulable[key]), since=condition.since)
 
 
-def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Explanation:
+def _with_autoscaler(facts: Facts, pod: ReplicaPod, explanation: Explanation) -> Explanation:
     """The explanation together with what a node autoscaler has recently reported about the Pod.
 
     The Events are those of the cluster autoscaler; "Nominated" is Karpenter's.
     """
     event = pod.last_event("TriggeredScaleUp", "Nominated", "NotTriggerScaleUp")
     recent = bool(event) and facts.now - event_time(event) <= _SCALE_UP
-    if not recent or found.cause is not Cause.UNSCHEDULABLE:
-        return found
+    if not recent or explanation.cause is not Cause.UNSCHEDULABLE:
+        return explanation
     message, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
     if event["reason"] == "NotTriggerScaleUp":
         action = f"adds no node: {message.removeprefix(_ADDS_NONE)}"
         # The nodes that it could add may have the devices.
-        step = "have its limits raised" if _CHECK_PLUGIN in found.next_step else found.next_step
+        step = explanation.next_step
+        if _CHECK_PLUGIN in step:
+            step = "have its limits raised"
     elif event["reason"] == "TriggeredScaleUp":
         action = f"is adding a node ({message.removeprefix(_ADDS)})"
     else:
         action = f"has found a place for it ({message})"
-    return replace(found, problem=f"{found.problem}; the autoscaler {action}", next_step=step)
+    problem = f"{explanation.problem}; the autoscaler {action}"
+    return replace(explanation, problem=problem, next_step=step)
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
@@ -92,32 +95,32 @@ def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Expla
 
 
 def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str]]:
-    found = _NODES.match(message)
+    nodes = _NODES.match(message)
     # After the first sentence the scheduler speaks of preemption.
-    rest = message[found.end() :] if found else ""
-    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", rest)[0]
+    sentences = message[nodes.end() :] if nodes else ""
+    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", sentences)[0]
     reasons = [(int(count), reason) for count, reason in _REASONS.findall(first.rstrip(". "))]
-    if not found or not reasons:
-        problem = first.rstrip(".") if found else message
+    if not nodes or not reasons:
+        problem = first.rstrip(".") if nodes else message
         return f"no node accepts it: {problem}", [f"for the full message: {_describe(facts)}"]
     explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
     steps = list(dict.fromkeys(step for _, step in explained if step))
-    running = sum(one.phase == "Running" for one in facts.pods)
+    running = sum(replica.phase == "Running" for replica in facts.pods)
     if running and any("Insufficient" in reason for _, reason in reasons):
         hold, have = ("s hold", "they have") if running > 1 else (" holds", "it has")
         steps.append(
             f"meanwhile {running} replica{hold} what {have}: kueue_queue or gang in the job starts"
             " all of them or none"
         )
-    whole = int(found[1])
-    none = f"none of {whole} nodes accepts it" if whole != 1 else "the only node does not accept it"
+    total = int(nodes[1])
+    none = f"none of {total} nodes accepts it" if total != 1 else "the only node does not accept it"
     return f"{none}: {'; '.join(problem for problem, _ in explained)}", steps
 
 
 def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str, str]:
     """One reason of the scheduler's in plain words, and the step that removes it."""
-    if found := re.match(r"Insufficient (\S+)", reason):
-        return _insufficient(facts, pod, count, found[1].rstrip(".,"))
+    if shortage := re.match(r"Insufficient (\S+)", reason):
+        return _insufficient(facts, pod, count, shortage[1].rstrip(".,"))
     taints = "taint" in reason and (
         _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
     )
@@ -138,16 +141,16 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
 
 
 def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:
-    wanted = pod_requests(pod.spec).get(resource, Decimal())
-    asks = f"it requests {as_text(resource, wanted) if wanted else '?'}"
+    request = pod_requests(pod.spec).get(resource, Decimal())
+    asks = f"it requests {as_text(resource, request) if request else '?'}"
     has = "has" if count == 1 else "have"
     nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
     # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
-    largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
+    largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=request)
     if resource in _CORE:
         field = f"resources.{resource}" if resource != "ephemeral-storage" else "its request"
-        if wanted > largest:
+        if request > largest:
             most = as_text(resource, largest)
             never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
             return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
@@ -160,7 +163,7 @@ def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> t
         return f"no node offers any {resource} ({asks})", step
     if not nodes:
         return short, step
-    if wanted > largest:
+    if request > largest:
         step = (
             f"no node has that many: request at most {largest:f} per replica, and use more replicas"
         )
@@ -187,13 +190,13 @@ def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
 
 def _taints(facts: Facts, pod: ReplicaPod) -> str:
     """The taints of the nodes that the Pod does not tolerate."""
-    found = {
+    taints = {
         _taint(taint)
         for node in facts.of_kind("Node")
         for taint in Object(node).spec.get("taints") or ()
         if not tolerates(pod.spec, taint)
     }
-    return ", ".join(sorted(found)[:5])
+    return ", ".join(sorted(taints)[:5])
 
 
 def _taint(taint: Json) -> str:

@@ -36,8 +36,8 @@ def missing_reference(facts: Facts, message: str) -> Explanation | None:
 
 def unbound(facts: Facts, pod: ReplicaPod, message: str) -> Explanation | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
-    if found := first_match(_CLAIMS, message, namespace=facts.namespace):
-        return found
+    if explanation := first_match(_CLAIMS, message, namespace=facts.namespace):
+        return explanation
     if not re.search(_AWAITS_VOLUME, message):
         return None
     claim, why = _pending_claim(facts, pod)
@@ -57,17 +57,16 @@ def unprovisioned(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
     step = f"kubectl describe pvc {claim} -n {facts.namespace}".replace("  ", " ")
-    if found := re.search(r"""external provisioner ['"]([^'"]+)""", why):
-        step = (
-            f"check whether the provisioner {found[1]} runs in the cluster, and its logs ({step})"
-        )
+    if external := re.search(r"""external provisioner ['"]([^'"]+)""", why):
+        name = external[1]
+        step = f"check whether the provisioner {name} runs in the cluster, and its logs ({step})"
     else:
         step = (
             f"see what it is waiting for ({step}): a storage class that makes volumes, or a volume"
             " of that size and access mode"
         )
-    subject = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
-    return Explanation(Cause.VOLUME_CLAIM, f"{subject}: {why}".rstrip("."), step)
+    subject = f"the claim {claim!r}" if claim else "one of its claims"
+    return Explanation(Cause.VOLUME_CLAIM, f"{subject} has no volume: {why}".rstrip("."), step)
 
 
 def _pending_claim(facts: Facts, pod: ReplicaPod) -> tuple[str, str]:
@@ -108,8 +107,8 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         # An earlier Event has the reason.
         earlier = [e["message"] for e in pod.events if e.get("reason") == event["reason"]]
         message = next((text for text in earlier if "SetUp failed" in text), message)
-    if found := missing_reference(facts, message):
-        return found
+    if reference := missing_reference(facts, message):
+        return reference
     volume = re.search(r'volume "([^"]+)"', message)
     subject = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
