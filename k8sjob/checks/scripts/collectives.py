@@ -84,8 +84,8 @@ class _Reach:
     def reaches(self, guards: Iterable[Guard], rank: int, *, certain: bool) -> bool:
         """Whether a rank comes to a line: certainly, or perhaps."""
         for guard in guards:
-            seen = self._ranks.truth(guard.test)[rank]
-            if seen is not guard.holds and (certain or seen is not None):
+            holds = self._ranks.truth(guard.test)[rank]
+            if holds is not guard.holds and (certain or holds is not None):
                 return False
         return True
 
@@ -119,8 +119,8 @@ class _Reach:
         script, function = self._script, self._script.definition(called)
         if isinstance(function, ast.ClassDef):
             return script.method(function, "__init__")
-        if function is None and (made := script.instance(called)):
-            return script.method(made, "__call__") or script.method(made, "forward")
+        if function is None and (owner := script.instance(called)):
+            return script.method(owner, "__call__") or script.method(owner, "forward")
         return function
 
     def _collective(self, call: ast.Call, called: ast.expr) -> str:
@@ -162,7 +162,7 @@ def _places(script: Script) -> Iterator[_Place]:
     """Every collective at a line that depends on the rank, but where some ranks make a group."""
     reach, ranks = _Reach(script), script.ranks
     for function, calls in reach.calls.items():
-        found: list[_Place] = []
+        places: list[_Place] = []
         for call in calls:
             possible = reach.of(call, 0, certain=False) | reach.of(call, 1, certain=False)
             guards = ranks.guards(call) if possible else []
@@ -173,12 +173,12 @@ def _places(script: Script) -> Iterator[_Place]:
             if len(come) == 1 or (come and unclear):
                 rank = come[0] if len(come) == 1 else None
                 certain = reach.of(call, rank, certain=True) if rank is not None else {}
-                found += [
+                places += [
                     _Place(name, via, call, guards, rank, name in certain, function)
                     for name, via in possible.items()
                 ]
-        if all(place.name != _MAKES_GROUP for place in found):
-            yield from found
+        if all(place.name != _MAKES_GROUP for place in places):
+            yield from places
 
 
 @lru_cache(maxsize=1)
@@ -216,8 +216,8 @@ def _collective_on_one_rank(script: Script) -> Iterator[Finding]:
         if place.name == _FORWARD:
             continue
         name, via = place.name, place.via
-        what = f"{via} calls {name}, a collective, and" if via else f"{name} is a collective and"
-        yield script.at(place.call, "collective-on-one-rank", what=what, where=where)
+        subject = f"{via} calls {name}, a collective, and" if via else f"{name} is a collective and"
+        yield script.at(place.call, "collective-on-one-rank", subject=subject, where=where)
 
 
 @RULES.warning
@@ -244,25 +244,26 @@ def _group_differs_by_rank(script: Script) -> Iterator[Finding]:
             continue
         guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
         if ranks is not None and script.made_of_rank(ranks):
-            seen = f"`{script.shown(ranks)}` is another list on other ranks"
+            reason = f"`{script.shown(ranks)}` is another list on other ranks"
         elif guards and guards[0][:2] not in opposites[script.unparsed(call)]:
-            seen = f"only the ranks come here that `{script.shown(guards[0].test or call)}` selects"
+            test = script.shown(guards[0].test or call)
+            reason = f"only the ranks come here that `{test}` selects"
         else:
             continue
-        yield script.at(call, "group-differs-by-rank", seen=seen)
+        yield script.at(call, "group-differs-by-rank", reason=reason)
 
 
 def _selects(script: Script, test: ast.AST | None) -> bool:
     """Whether a condition holds on some ranks, perhaps on both rank 0 and rank 1."""
     match test:
-        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[right]):
+        case ast.Compare(left=operand, ops=[ast.In() | ast.NotIn()], comparators=[right]):
             listed = getattr(right, "elts", ())
             selects = not listed or len(listed) != script.setting.processes
-        case ast.Compare(left=left, comparators=[ast.Constant(value=int(bound))]):
+        case ast.Compare(left=operand, comparators=[ast.Constant(value=int(bound))]):
             selects = bound > 0  # `rank >= 0` and `rank != -1` ask whether there is a group
         case _:
             return False
-    return selects and script.is_rank(left)
+    return selects and script.is_rank(operand)
 
 
 _Way = tuple[ast.expr | None, bool]

@@ -37,16 +37,16 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Finding]:
     """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
     if _sets_epoch(script) or not _has_epochs(script):
         return
-    seen = "set_epoch is never called"
+    reason = "set_epoch is never called"
     if calls := script.method_calls("set_epoch"):
-        seen = f"`{script.shown(calls[0])}` is the same epoch every time"
+        reason = f"`{script.shown(calls[0])}` is the same epoch every time"
     for call, evaluates in _samplers(script):
         if evaluates or constant(keyword(call, "shuffle", 3)) is False:
             continue
         seed = keyword(call, "seed", 4)
         if seed and constant(seed) is None and script.all_loops(call):
             continue  # one for each epoch, of a seed of its own
-        yield script.at(call, "sampler-without-set-epoch", seen=seen)
+        yield script.at(call, "sampler-without-set-epoch", reason=reason)
 
 
 def _sets_epoch(script: Script) -> bool:
@@ -59,7 +59,7 @@ def _sets_epoch(script: Script) -> bool:
                     return True
             case _:
                 pass
-    numbers = {constant(keyword(one, "epoch", 0)) for one in script.method_calls("set_epoch")}
+    numbers = {constant(keyword(call, "epoch", 0)) for call in script.method_calls("set_epoch")}
     by_name = any(constant(node) == "set_epoch" for node in script.nodes)  # for getattr
     return by_name or None in numbers or len(numbers) > 1
 
@@ -71,7 +71,7 @@ def _has_epochs(script: Script) -> bool:
             return script.trains
     loops = (script.loops(call)[:-1] for call in script.method_calls("backward"))
     inner = (loop.iter for several in loops for loop in several if isinstance(loop, ast.For))
-    return any(_is_loader(script, part) for given in inner for part in ast.walk(given))
+    return any(_is_loader(script, part) for source in inner for part in ast.walk(source))
 
 
 def _is_loader(script: Script, node: ast.AST) -> bool:
@@ -130,8 +130,8 @@ def _data_not_sharded(script: Script) -> Iterator[Finding]:
     if any(map(script.ranks.mentioned_in, (*slices, *ranges))):
         return
     for call in script.torch_calls("DataLoader"):
-        others = (keyword(call, name) for name in ("sampler", "batch_sampler"))
-        if constant(keyword(call, "shuffle", 2)) is True and not any(others):
+        samplers = (keyword(call, name) for name in ("sampler", "batch_sampler"))
+        if constant(keyword(call, "shuffle", 2)) is True and not any(samplers):
             yield script.at(call, "data-not-sharded")
 
 
@@ -154,9 +154,9 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     """A DataLoader takes its order from the sampler or shuffles by itself, not both."""
     for call in script.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler", 3)
-        given = sampler is not None and not isinstance(sampler, ast.Constant | ast.IfExp | ast.Name)
-        given |= isinstance(sampler, ast.Name) and not script.conditional(call)
-        if given and constant(keyword(call, "shuffle", 2)) is True:
+        may_be_none = sampler is None or isinstance(sampler, ast.Constant | ast.IfExp)
+        may_be_none |= isinstance(sampler, ast.Name) and script.conditional(call)
+        if not may_be_none and constant(keyword(call, "shuffle", 2)) is True:
             yield script.at(call, "shuffle-with-sampler")
 
 
@@ -171,8 +171,8 @@ def _save_on_every_rank(script: Script) -> Iterator[Finding]:
         target = keyword(call, "f", 1)
         if target is None or script.ranks.mentioned_in(target):
             continue
-        made = script.name(target.func) if isinstance(target, ast.Call) else ""
-        if made.endswith("BytesIO") or _STREAM.search(script.unparsed(target).lower()):
+        maker = script.name(target.func) if isinstance(target, ast.Call) else ""
+        if maker.endswith("BytesIO") or _STREAM.search(script.unparsed(target).lower()):
             continue
         yield script.at(call, "save-on-every-rank", target=script.shown(target))
 
@@ -195,8 +195,8 @@ def _download_on_every_rank(script: Script) -> Iterator[Finding]:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
         if not library or constant(keyword(call, "download")) is not True:
             continue
-        given = (*call.args, *(one.value for one in call.keywords))
-        if any(map(script.ranks.mentioned_in, given)) or script.always(call, locked):
+        arguments = (*call.args, *(option.value for option in call.keywords))
+        if any(map(script.ranks.mentioned_in, arguments)) or script.always(call, locked):
             continue
         if not script.ranks.only_some_reach(call):
             yield script.at(call, "download-on-every-rank")
@@ -250,9 +250,9 @@ def _keras_not_training(script: Script) -> Iterator[Finding]:
 
 def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
     """Whether these are the weights of a model that learns, and not of a teacher or an average."""
-    calls = (one.func for _, one in script.ancestors(weights) if isinstance(one, ast.Call))
+    calls = (node.func for _, node in script.ancestors(weights) if isinstance(node, ast.Call))
     return weights.attr in ("trainable_weights", "trainable_variables") or (
-        weights.attr == "parameters" and any("optim" in script.name(one).lower() for one in calls)
+        weights.attr == "parameters" and any("optim" in script.name(func).lower() for func in calls)
     )
 
 
@@ -287,12 +287,12 @@ def _gradients_not_cleared(script: Script) -> Iterator[Finding]:
 
     for call in script.method_calls("step") if script.trains else ():
         # The optimizer, or a GradScaler with the optimizer.
-        given = [getattr(call.func, "value", None), *call.args[:1]]
-        for optimizer in filter(None, given):
+        candidates = [getattr(call.func, "value", None), *call.args[:1]]
+        for optimizer in filter(None, candidates):
             made_by = script.makers(optimizer)
             if not made_by or not all(map(_OPTIMIZER.fullmatch, made_by)):
                 continue
             # One that is created for each step finds no older gradients in the model made with it.
-            made = script.origins(optimizer)
-            if script.all_loops(call) - {loop for one in made for loop in script.all_loops(one)}:
+            maker_loops = map(script.all_loops, script.origins(optimizer))
+            if script.all_loops(call).difference(*maker_loops):
                 yield script.at(call, "gradients-not-cleared")

@@ -62,10 +62,10 @@ class Script(Paths):
         super().__init__(files)
         self.setting = setting
 
-    def at(self, node: ast.expr | ast.stmt, name: str, /, **seen: object) -> Finding:
-        """A finding at the beginning of a node: a message of the tables, with what was seen."""
+    def at(self, node: ast.expr | ast.stmt, name: str, /, **fields: object) -> Finding:
+        """A finding at the beginning of a node: a message of the tables, its fields filled in."""
         source, column = self.module(node).source, node.col_offset + 1
-        text = message(name, **seen)
+        text = message(name, **fields)
         return Finding("", text, source=source, line=node.lineno, column=column)
 
     def shown(self, node: ast.AST) -> str:

@@ -24,7 +24,6 @@ from k8sjob.checks.distributions import distribution_of, pinned, table
 from k8sjob.checks.scripts.code import constant, keyword
 from k8sjob.checks.scripts.facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
 from k8sjob.checks.scripts.modules import (
-    Function,
     check_time,
     parse_module,
     program,
@@ -264,22 +263,23 @@ class _Job:
 
     def notes(self) -> Iterator[str]:
         """Notes on what the user should check."""
-        given = {word.partition("=")[0] for word in self._args}
-        options = [one for one in self._options if one.needed and not one.names & given]
-        positional = [one.name for one in options if not one.name.startswith("-")]
+        passed = {word.partition("=")[0] for word in self._args}
+        needed = [option for option in self._options if option.needed]
+        names = [option.name for option in needed if not option.names & passed]
+        positional = [name for name in names if not name.startswith("-")]
         positional = positional[self._positional_words() :]
-        if left := [one.name for one in options if one.name.startswith("-")] + positional:
-            yield f"{self._path} needs {', '.join(left)}: add them to run.args"
+        if missing := [name for name in names if name.startswith("-")] + positional:
+            yield f"{self._path} needs {', '.join(missing)}: add them to run.args"
         again = f"k8sjob init --from {shlex.quote(str(self._file))}"
         if self._relative and not self._module:
             levels = self._levels - len(PurePosixPath(self._path).parent.parts)
             around = os.path.relpath(self._folder.resolve().parents[max(levels, 1) - 1])
-            what = f"{self._path} imports from the package around it"
+            reason = f"{self._path} imports from the package around it"
             where = self._place(self._relative[0])
-            yield f"{what} ({where}); to add that: {again} {shlex.quote(around)}"
+            yield f"{reason} ({where}); to add that: {again} {shlex.quote(around)}"
         for package, outer in self._outside.items():
-            what = f"{package} is in {outer}, not in the job's folder"
-            yield f"{what}; to add it: {again} {shlex.quote(outer)}"
+            reason = f"{package} is in {outer}, not in the job's folder"
+            yield f"{reason}; to add it: {again} {shlex.quote(outer)}"
         if self._start.workers == 0 and self._start.processes == 1:
             yield self._start.reason
 
@@ -317,31 +317,31 @@ class _Job:
     def _start(self) -> _Start:
         script = self._script
         spawned = script.spawns
-        made = script.torch_calls("init_process_group", "init_device_mesh")
+        groups = script.torch_calls("init_process_group", "init_device_mesh")
         if script.has_runtime:
-            found = _Start("k8sjob.runtime creates the process group")
+            start = _Start("k8sjob.runtime creates the process group")
         elif self._names(_LIGHTNING):
-            found = self._of_lightning()
+            start = self._of_lightning()
         elif spawned:
-            own = "its own processes, in one replica"
+            processes = "its own processes, in one replica"
             if self._for_each_gpu(spawned[0]):
-                own = "a process for each GPU of one replica, and none without a GPU"
-            found = _Start(f"mp.spawn ({self._place(spawned[0])}) starts {own}", 0)
-        elif made:
-            maker = f"{script.last_name(made[0].func)} ({self._place(made[0])})"
-            found = _Start(f"{maker} takes the ranks from the environment")
+                processes = "a process for each GPU of one replica, and none without a GPU"
+            start = _Start(f"mp.spawn ({self._place(spawned[0])}) starts {processes}", 0)
+        elif groups:
+            maker = f"{script.last_name(groups[0].func)} ({self._place(groups[0])})"
+            start = _Start(f"{maker} takes the ranks from the environment")
         elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
-            found = _Start(f"{managed[0]} creates the process group from the environment")
+            start = _Start(f"{managed[0]} creates the process group from the environment")
         elif self._outside:
             names = ", ".join(self._outside)
-            found = _Start(
+            start = _Start(
                 f"its process group, if any, is created in {names}, not in the folder", 0
             )
         else:
             page = "Keras's guides" if "keras" in script.modules else "torch's DDP tutorials"
             alone = "it creates no process group, so several processes would each train separately"
-            found = _Start(f'{alone}; see "From {page} to job.yaml" in the documentation', 0)
-        return found
+            start = _Start(f'{alone}; see "From {page} to job.yaml" in the documentation', 0)
+        return start
 
     def _manages(self, library: str) -> bool:
         part = table("group").get(library)
@@ -391,7 +391,7 @@ class _Job:
         imports, needed = defaultdict[str, set[str]](set), self._installed.keys() & libraries
         for node in self._script.nodes:
             if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node):
-                inside = any(isinstance(one, Function) for _, one in self._script.ancestors(node))
+                inside = self._script.function(node) is not None
                 its_own = self._script.module(node) is self._script.files[0]
                 for name in _imported(node):
                     imports[top := name.partition(".")[0]].add(name)
@@ -404,10 +404,10 @@ class _Job:
         """Packages that are not installed, but lie in a folder around the job's."""
         missing = sorted(self._libraries[0].keys() - self._installed.keys())
         around = self._folder.resolve().parents[:_MAX_AROUND]
-        found = {
-            name: next((one for one in around if _has_module(one, name)), None) for name in missing
+        tops = {
+            name: next((top for top in around if _has_module(top, name)), None) for name in missing
         }
-        return {name: os.path.relpath(one) for name, one in found.items() if one}
+        return {name: os.path.relpath(top) for name, top in tops.items() if top}
 
     def _packages(self) -> list[str]:
         imports = [names for top, names in self._libraries[0].items() if top not in self._outside]
@@ -429,7 +429,7 @@ class _Job:
 
     def _data(self) -> dict[str, str]:
         """Folders next to the job's that the script names as "../data", and the line of each."""
-        found: dict[str, str] = {}
+        lines: dict[str, str] = {}
         for node in self._script.nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
@@ -438,15 +438,15 @@ class _Job:
                 continue
             name = path.split("/")[1]
             folder = self._folder.absolute().parent / name
-            own = job_name(name) == name and not _OF_THE_SYSTEM.fullmatch(name)
-            if own and folder.is_dir() and not self._folder.absolute().is_relative_to(folder):
-                found.setdefault(name, self._place(node))
-        return found
+            valid = job_name(name) == name and not _OF_THE_SYSTEM.fullmatch(name)
+            if valid and folder.is_dir() and not self._folder.absolute().is_relative_to(folder):
+                lines.setdefault(name, self._place(node))
+        return lines
 
     def _needs_gpus(self) -> bool:
         """Whether its process group is NCCL's, whatever there is."""
-        made = self._script.torch_calls("init_process_group")
-        nccl = any(constant(keyword(call, "backend", 0)) == "nccl" for call in made)
+        groups = self._script.torch_calls("init_process_group")
+        nccl = any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups)
         asked = self._script.method_calls("is_available")
         parents = [next(self._script.ancestors(call), (call, None))[1] for call in asked]
         return nccl and all(isinstance(parent, ast.Assert) for parent in parents)
@@ -470,7 +470,7 @@ class _Job:
     @cached_property
     def _options(self) -> list[_Option]:
         """The options that argparse knows but the local rank."""
-        found: dict[str, _Option] = {}
+        options: dict[str, _Option] = {}
         for call in self._script.method_calls("add_argument"):
             names = [name for name in map(constant, call.args) if isinstance(name, str)]
             if not names or LOCAL_RANK_OPTIONS.intersection(names):
@@ -480,8 +480,8 @@ class _Job:
             positional = not name.startswith("-") and not optional
             needed = positional or constant(keyword(call, "required")) is True
             valued = name.startswith("-") and keyword(call, "action") is None
-            found[name] = _Option(name, frozenset(names), needed, valued)
-        return list(found.values())
+            options[name] = _Option(name, frozenset(names), needed, valued)
+        return list(options.values())
 
 
 def _has_module(folder: Path, name: str) -> bool:
@@ -490,8 +490,8 @@ def _has_module(folder: Path, name: str) -> bool:
 
 
 def _some(options: Iterable[str]) -> str:
-    found = list(options)
-    return " ".join([*found[:_MOST], *(["..."] if found[_MOST:] else [])])
+    names = list(options)
+    return " ".join([*names[:_MOST], *(["..."] if names[_MOST:] else [])])
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:

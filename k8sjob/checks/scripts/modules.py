@@ -139,13 +139,13 @@ class Module:
 
 def _children(node: ast.AST) -> list[ast.AST]:
     """The nodes in a node; `ast.iter_child_nodes` takes three times as long."""
-    found: list[ast.AST] = []
+    children: list[ast.AST] = []
     for value in () if isinstance(node, ast.Name | ast.Constant) else vars(node).values():
         if isinstance(value, list):
-            found += [one for one in value if isinstance(one, ast.AST)]
+            children += [child for child in value if isinstance(child, ast.AST)]
         elif isinstance(value, _INNER):
-            found.append(value)
-    return found
+            children.append(value)
+    return children
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
@@ -175,10 +175,10 @@ def read_text(file: Path, source: str) -> str:
         raise SpecError([invalid("", message)], source) from None
 
 
-def refusal(what: str, source: str) -> SpecError:
+def refusal(reason: str, source: str) -> SpecError:
     """A file that lint does not read, with the next step."""
     step = "specify a job's manifest, a job.yaml or a script"
-    return SpecError([invalid("", f"{what}; {step}")], source)
+    return SpecError([invalid("", f"{reason}; {step}")], source)
 
 
 @lru_cache(maxsize=_MAX_MODULES)  # `init` reads them, and lints what it has written
@@ -219,18 +219,18 @@ def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
     The roots are the folders where Python looks first: the script's own. Modules that cannot be
     read or parsed are left out, as libraries are.
     """
-    found: dict[str, Module | None] = {}
+    modules: dict[str, Module | None] = {}
     queue, length_left = [entry], _MAX_PROGRAM
     for module in queue:
         for dotted in dict.fromkeys(module.imports):
             parts = dotted.split(".", _MAX_PARTS)[:_MAX_PARTS]
             for length in range(1, len(parts) + 1):
                 name = ".".join(parts[:length])
-                if name in found or not name or name in sys.builtin_module_names:
+                if name in modules or not name or name in sys.builtin_module_names:
                     continue
                 check_time()
                 is_read = len(queue) < _MAX_MODULES and length_left > 0
-                found[name] = local = _local(name, roots) if is_read else None
+                modules[name] = local = _local(name, roots) if is_read else None
                 if local is not None and local.source != entry.source:
                     queue.append(local)
                     length_left -= len(local.text)

@@ -96,8 +96,8 @@ def _is_set(script: Script, node: ast.expr) -> bool:
     match node:
         case ast.Set() | ast.SetComp() | ast.Call(func=ast.Name(id="set" | "frozenset"), args=[_]):
             return True
-        case ast.BinOp(left=left, op=ast.BitOr() | ast.BitAnd() | ast.Sub()):
-            return _is_set(script, left)
+        case ast.BinOp(left=operand, op=ast.BitOr() | ast.BitAnd() | ast.Sub()):
+            return _is_set(script, operand)
         case ast.Call(args=[inner, *_]) if script.last_name(node) in _KEEP_ORDER:
             return _is_set(script, inner) and not _is_sorted(script, node)
         case _:

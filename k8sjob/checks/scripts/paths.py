@@ -113,20 +113,20 @@ class Paths(Values):
             case _:
                 pass
         every = [
-            (test, [one for x in block for one in self._exits(x, depth + 1, looped=looped)])
+            (test, [end for line in block for end in self._exits(line, depth + 1, looped=looped)])
             for test, block in (_blocks(stmt) if depth < _MAX_DEPTH else ())
         ]
         if every and not isinstance(stmt, _SKIPPED) and all(_ALWAYS in exits for _, exits in every):
             return [_ALWAYS]
-        found: list[ast.expr] = []
+        tests: list[ast.expr] = []
         for test, exits in every if len(every) == 1 or not isinstance(stmt, ast.Try) else ():
             if test is None:
-                found += exits
+                tests += exits
             elif _ALWAYS in exits:
-                found.append(test)
+                tests.append(test)
             else:
-                found += [ast.BoolOp(ast.And(), [test, inner]) for inner in exits]
-        return found
+                tests += [ast.BoolOp(ast.And(), [test, inner]) for inner in exits]
+        return tests
 
     def conditional(self, node: ast.AST) -> bool:
         """Whether a node runs only under a condition or as a reaction to an exception."""
@@ -219,7 +219,7 @@ def _blocks(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt
             yield ast.UnaryOp(ast.Not(), condition), orelse
         case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
             yield None, [*body, *orelse, *last]
-            yield from ((None, [*one.body, *last]) for one in handlers)
+            yield from ((None, [*handler.body, *last]) for handler in handlers)
         case ast.While(test=about) | ast.For(iter=about) | ast.AsyncFor(iter=about):
             yield _unknown(about), stmt.body
         case ast.Match(subject=subject, cases=cases):

@@ -57,9 +57,9 @@ def _spawns(script: Script) -> Sequence[ast.Call]:
 
 def _makes_own_world(script: Script) -> bool:
     """Whether ranks or the number of processes come from the script, not from the environment."""
-    made = script.torch_calls("init_process_group")
-    given = any(keyword(call, "rank") or keyword(call, "world_size") for call in made)
-    return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
+    groups = script.torch_calls("init_process_group")
+    passed = any(keyword(call, "rank") or keyword(call, "world_size") for call in groups)
+    return passed or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
 
 
 def _spawns_one(script: Script, count: ast.expr | None) -> bool:
@@ -77,11 +77,11 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
 @RULES.warning
 def _spawn_in_every_pod(script: Script) -> Iterator[Finding]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
-    seen = "own-world" if _makes_own_world(script) else "one-rank"
+    kind = "own-world" if _makes_own_world(script) else "one-rank"
     for call in _spawns(script):
-        if seen == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
+        if kind == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
             continue
-        yield script.at(call, "spawn-in-every-pod", seen=message(f"spawn-of-{seen}"))
+        yield script.at(call, "spawn-in-every-pod", reason=message(f"spawn-of-{kind}"))
 
 
 _STARTS: Final = pattern("starts")
@@ -134,10 +134,10 @@ def _hard_coded_address(script: Script) -> Iterator[Finding]:
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
             yield script.at(value, "hard-coded-address", address=address)
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
-    for node, given in _init_methods(script):
-        method = script.text(given)
-        if _LOOPBACK.match(method) and not (several and script.conditional(node)):
-            yield script.at(node, "hard-coded-method", address=method)
+    for node, method in _init_methods(script):
+        address = script.text(method)
+        if _LOOPBACK.match(address) and not (several and script.conditional(node)):
+            yield script.at(node, "hard-coded-method", address=address)
 
 
 def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -159,13 +159,13 @@ def _hard_coded_rank(script: Script) -> Iterator[Finding]:
     for name, value in _environ_writes(script):
         fixed = constant(value)
         if name in ("RANK", "WORLD_SIZE") and fixed is not None and not script.conditional(value):
-            yield script.at(value, "hard-coded-rank", seen=f"{name} is set to {fixed!r}")
+            yield script.at(value, "hard-coded-rank", reason=f"{name} is set to {fixed!r}")
     for call in script.torch_calls("init_process_group"):
         for name in ("rank", "world_size"):
             fixed = constant(keyword(call, name))
             if isinstance(fixed, int) and fixed >= 0 and not script.conditional(call):
-                seen = f"{name}={fixed} in init_process_group"
-                yield script.at(call, "hard-coded-rank", seen=seen)
+                reason = f"{name}={fixed} in init_process_group"
+                yield script.at(call, "hard-coded-rank", reason=reason)
 
 
 @RULES.error
@@ -196,7 +196,7 @@ def _process_group_missing(script: Script) -> Iterator[Finding]:
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
         if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
             continue
-        yield script.at(call, "process-group-missing", what=script.last_name(call.func))
+        yield script.at(call, "process-group-missing", name=script.last_name(call.func))
         return
 
 
@@ -217,10 +217,10 @@ def _training_not_distributed(script: Script) -> Iterator[Finding]:
 def _group_not_destroyed(script: Script) -> Iterator[Finding]:
     """A process that leaves with its group alive may abort after success (exit code 134)."""
     handled = script.setting.launcher == "k8sjob" or script.has_runtime or not script.self_contained
-    made = script.torch_calls("init_process_group")
-    if handled or not made or script.method_calls("destroy_process_group"):
+    groups = script.torch_calls("init_process_group")
+    if handled or not groups or script.method_calls("destroy_process_group"):
         return
-    yield script.at(made[-1], "group-not-destroyed")
+    yield script.at(groups[-1], "group-not-destroyed")
 
 
 @RULES.error

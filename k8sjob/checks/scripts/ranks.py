@@ -64,7 +64,7 @@ class Ranks:
 
     def truth(self, test: ast.AST | None) -> Truth:
         """The value of a test on rank 0 and on rank 1, if there are several processes."""
-        return tuple(None if one is None else bool(one) for one in self.of(test))
+        return tuple(None if value is None else bool(value) for value in self.of(test))
 
     @followed(_UNKNOWN)
     def of(self, node: ast.AST | None) -> OnRanks:
@@ -74,40 +74,40 @@ class Ranks:
         return _UNKNOWN
 
     def _of(self, node: ast.AST | None) -> OnRanks:
-        found = _UNKNOWN
+        pair = _UNKNOWN
         match node:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
-                found = tuple(None if one is None else not one for one in self.truth(inner))
+                pair = tuple(None if truth is None else not truth for truth in self.truth(inner))
             case ast.BoolOp(op=op, values=values):
                 decides = isinstance(op, ast.Or)
-                found = tuple(
-                    decides if decides in one else None if None in one else not decides
-                    for one in zip(*map(self.truth, values), strict=True)
+                pair = tuple(
+                    decides if decides in truths else None if None in truths else not decides
+                    for truths in zip(*map(self.truth, values), strict=True)
                 )
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
+            case ast.Compare(left=first, ops=[op], comparators=[second]):
                 compare = _OPERATORS[type(op)]
-                pairs = zip(self.of(left), self.of(right), strict=True)
-                found = tuple(None if None in pair else compare(*pair) for pair in pairs)
+                sides = zip(self.of(first), self.of(second), strict=True)
+                pair = tuple(None if None in both else compare(*both) for both in sides)
             case ast.NamedExpr(value=inner):
-                found = self.of(inner)
+                pair = self.of(inner)
             case ast.IfExp(body=body, orelse=orelse):
-                found = self._either([body, orelse])
+                pair = self._either([body, orelse])
             case ast.Call(func=ast.Name(id="int"), args=[inner, *_]):
-                found = tuple(None if one is None else int(one) for one in self.of(inner))
+                pair = tuple(None if number is None else int(number) for number in self.of(inner))
             case ast.Name() | ast.Attribute() | ast.Call() | ast.Subscript():
-                found = self._named(node)
+                pair = self._named(node)
             case ast.expr():
-                found = (ast.literal_eval(node),) * len(RANKS)
+                pair = (ast.literal_eval(node),) * len(RANKS)
             case _:
                 pass
-        return found
+        return pair
 
     def _either(self, values: Iterable[ast.expr]) -> OnRanks:
         """The value that differs by rank, if one of several does; a number only of known ones."""
-        known = [self.of(value) for value in values]
-        differ = next((one for one in known if one[0] != one[1]), _UNKNOWN)
-        several = any(one[0] != one[1] and one != differ for one in known)
-        unclear = _UNKNOWN in known and not isinstance(differ[0], bool)
+        pairs = [self.of(value) for value in values]
+        differ = next((pair for pair in pairs if pair[0] != pair[1]), _UNKNOWN)
+        several = any(pair[0] != pair[1] and pair != differ for pair in pairs)
+        unclear = _UNKNOWN in pairs and not isinstance(differ[0], bool)
         return _UNKNOWN if several or unclear else differ
 
     def _named(self, node: ast.expr) -> OnRanks:
@@ -116,19 +116,19 @@ class Ranks:
             texts = ("0", "1") if variable in _RANK_VARIABLES else (str(_WORLD), str(_WORLD))
             return texts if variable in _RANK_VARIABLES or _COUNT.search(variable) else _UNKNOWN
         sources = self._code.sources(node)
-        values = [] if None in sources or node in sources else [one for one in sources if one]
-        found, name = self._either(values), self._code.last_name(node)
-        if found == _UNKNOWN:
+        values = [] if None in sources or node in sources else [*filter(None, sources)]
+        pair, name = self._either(values), self._code.last_name(node)
+        if pair == _UNKNOWN:
             if self._is_called_rank(node, values):
-                found = RANKS
+                pair = RANKS
             elif _MAIN.fullmatch(name):
-                about = any(self.mentioned_in(one) or self.only_some_reach(one) for one in values)
-                found = (True, False) if about or not values else _UNKNOWN
+                about = any(self.mentioned_in(end) or self.only_some_reach(end) for end in values)
+                pair = (True, False) if about or not values else _UNKNOWN
             elif _COUNT.search(name):
-                found = (_WORLD, _WORLD)
+                pair = (_WORLD, _WORLD)
             elif _SEVERAL.search(name):
-                found = (True, True)
-        return found
+                pair = (True, True)
+        return pair
 
     def _is_called_rank(self, node: ast.expr, values: Sequence[ast.expr]) -> bool:
         if not isinstance(node, ast.Name | ast.Attribute):
@@ -138,8 +138,8 @@ class Ranks:
             return False
         if values:
             return any(not isinstance(value, ast.Constant) for value in values)
-        found = self._code.variable(node)
-        return not (found and found.unknown)
+        variable = self._code.variable(node)
+        return not (variable and variable.unknown)
 
     @cached_property
     def defaults(self) -> dict[str, set[object]]:
@@ -159,8 +159,8 @@ class Ranks:
     @followed([])
     def guards(self, node: ast.AST) -> list[Guard]:
         """The conditions on a node, decorators like `@rank_zero_only` included."""
-        says = [one for one in self._code.contexts(node) if len(set(self.truth(one))) > 1]
-        more = [Guard(one, holds=True, where="under `{}`") for one in says]
+        tests = [test for test in self._code.contexts(node) if len(set(self.truth(test))) > 1]
+        more = [Guard(test, holds=True, where="under `{}`") for test in tests]
         return [*self._code.guards(node), *more]
 
     @followed(unknown=False)
@@ -182,12 +182,12 @@ class Ranks:
     @followed(unknown=False)
     def _is_about_rank(self, use: ast.expr) -> bool:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
-        known, values = self.of(use), self._code.sources(use)
+        pair, values = self.of(use), self._code.sources(use)
         called = self._code.name(use.func) if isinstance(use, ast.Call) else ""
         return (
-            known[0] != known[1]
+            pair[0] != pair[1]
             or bool(_OWN.fullmatch(called))
-            or any(self._says_rank(one) for one in values if one and one is not use)
+            or any(self._says_rank(value) for value in values if value and value is not use)
         )
 
     def _says_rank(self, value: ast.expr) -> bool:
@@ -222,8 +222,8 @@ def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
         case ast.arguments():
             yield from defaults(node).items()
         case ast.Call(args=args, keywords=keywords):
-            yield from ((one.arg or "", one.value) for one in keywords)
-            texts = [text for one in args if isinstance(text := constant(one), str)]
+            yield from ((option.arg or "", option.value) for option in keywords)
+            texts = [text for argument in args if isinstance(text := constant(argument), str)]
             if default := keyword(node, "default"):  # of an option on the command line
                 yield from ((text.lstrip("-").replace("-", "_"), default) for text in texts)
         case (

@@ -294,8 +294,8 @@ class Values(Code):
                 return str(value)[:_MAX_TEXT]
             case ast.JoinedStr(values=parts):
                 pass
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                parts = [left, right]
+            case ast.BinOp(left=first, op=ast.Add(), right=second):
+                parts = [first, second]
             case ast.FormattedValue(value=inner) | ast.Call(func=ast.Name(id="str"), args=[inner]):
                 parts = [inner]
             case _:
