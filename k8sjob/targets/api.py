@@ -158,7 +158,7 @@ class Companion:
 
     def is_missed(self, text: str) -> bool:
         """Whether a message says that the companion is missing."""
-        return any(one in text for one in self.missed)
+        return any(phrase in text for phrase in self.missed)
 
 
 class Made(NamedTuple):
@@ -269,8 +269,8 @@ class ManifestReader(Protocol):
     def problems(self, job: Json) -> Iterator[Finding]:
         """Why a cluster would refuse the object."""
 
-    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
-        """The job from an object and its companions; what k8sjob renders stays as it is.
+    def authored(self, job: Json, documents: Sequence[Json]) -> Authored:
+        """The job from an object and the documents beside it; what k8sjob renders stays as it is.
 
         Raises:
             SpecError: k8sjob renders no such job.
@@ -456,7 +456,7 @@ class Target(Protocol):
 
     def is_made(self, job: Job, kind: str, name: str) -> bool:
         """Whether controllers make an object of this kind and name of a job; see `made`."""
-        return any((kind, name) == (made.kind, f"{job.name}{made.suffix}") for made in self.made)
+        return any((kind, name) == (level.kind, f"{job.name}{level.suffix}") for level in self.made)
 
     def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
         """Whether an Event says that the controller deletes all Pods, to create them again."""

@@ -30,7 +30,7 @@ class WrongType(NamedTuple):
     """A field of another type than the CRD's: where, the value, and what it must be."""
 
     path: _Path
-    seen: Any
+    value: Any
     expected: str
 
 
@@ -92,8 +92,8 @@ def fit(manifest: dict[str, Any], shape: Any) -> tuple[dict[str, Any], list[Wron
     Items of lists keep their index: a wrong one is emptied.
     """
     wrong: list[WrongType] = []
-    made: dict[str, Any] = _fit(manifest, shape, (), wrong)
-    return made, wrong
+    fitted: dict[str, Any] = _fit(manifest, shape, (), wrong)
+    return fitted, wrong
 
 
 def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:

@@ -259,8 +259,8 @@ class Indexed(Target):
         if named != domain:
             message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
             yield invalid(field_path((*self.job_at[:-4], "network")), message)
-        for index, one in list(enumerate(jobs))[1:]:
-            message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
+        for index, part in list(enumerate(jobs))[1:]:
+            message = f"{part.get('name')!r} is another replicated Job, and all Pods of the job are"
             message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
             yield invalid(field_path((*self.job_at[:-3], index)), message)
         if jobs and (copies := jobs[0].get("replicas", 1)) != 1:
@@ -316,9 +316,9 @@ class Indexed(Target):
 
     def _path(self, job: Job) -> tuple[str | int, ...]:
         """Where that is: the replicated Job `node`, or else the first one."""
-        listed = job.at(*self.job_at[:-3]) or () if self.child_name else ()
-        at = [one.get("name") for one in listed]
-        return (*self.job_at[:-3], at.index(NODE), *self.job_at[-2:]) if NODE in at else self.job_at
+        jobs_at = self.job_at[:-3]
+        names = [part.get("name") for part in (job.at(*jobs_at) or () if self.child_name else ())]
+        return (*jobs_at, names.index(NODE), *self.job_at[-2:]) if NODE in names else self.job_at
 
     def _nodes(self, job: Job) -> int:
         return int(self._job(job).get("completions") or 1)
@@ -330,23 +330,23 @@ class Indexed(Target):
         Pods have no ranks that k8sjob knows, so they are called as the Job controller calls them.
         """
         group = NODE if self.child_name else ""
-        own = _Jobs(group, 0, 1, self._path(job), self._job(job), self._nodes(job), ranked=True)
+        ranked = _Jobs(group, 0, 1, self._path(job), self._job(job), self._nodes(job), ranked=True)
         every = []
-        for at, one in enumerate(job.at(*self.job_at[:-3]) or ()) if group else ():
-            if (copies := one.get("replicas", 1)) > 0:
+        for at, part in enumerate(job.at(*self.job_at[:-3]) or ()) if group else ():
+            if (copies := part.get("replicas", 1)) > 0:
                 path = (*self.job_at[:-3], at, "template", "spec")
-                of_job = Object(one).part("template", "spec")
+                of_job = Object(part).part("template", "spec")
                 pods = of_job.get("completions") or 1
-                every.append(_Jobs(str(one.get("name")), 0, copies, path, of_job, pods))
+                every.append(_Jobs(str(part.get("name")), 0, copies, path, of_job, pods))
         if sum(jobs.copies for jobs in every) == 1:
-            return [own._replace(group=every[0].group)]
+            return [ranked._replace(group=every[0].group)]
         if every and group not in {jobs.group for jobs in every}:
             return every
-        others = [
+        unranked = [
             jobs._replace(first=1, copies=jobs.copies - 1) if jobs.group == group else jobs
             for jobs in every
         ]
-        return [own, *(jobs for jobs in others if jobs.copies)]
+        return [ranked, *(jobs for jobs in unranked if jobs.copies)]
 
     def _jobs_named(self, job: Job, suffix: str) -> _Jobs | None:
         """Those among its Jobs whose names have this suffix after the job's; None without any."""
@@ -397,7 +397,7 @@ class Indexed(Target):
 
     def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
         """spec.completions of one template, or of that of each Job."""
-        found = list[RoleReplicas]()
+        replicas = list[RoleReplicas]()
         for jobs in self._jobs(job):
             template = Object(jobs.spec).part("template")
             policy = Object(template).spec.get("restartPolicy") or "Never"
@@ -405,10 +405,10 @@ class Indexed(Target):
             roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: jobs.pods - 1}
             if not jobs.ranked:
                 count = jobs.copies * jobs.pods
-                found.append(RoleReplicas(jobs.group, count, *where, jobs.pods, jobs.first))
+                replicas.append(RoleReplicas(jobs.group, count, *where, jobs.pods, jobs.first))
                 continue
-            found += (RoleReplicas(role, count, *where) for role, count in roles.items() if count)
-        return tuple(found)
+            replicas += (RoleReplicas(role, n, *where) for role, n in roles.items() if n)
+        return tuple(replicas)
 
     def nproc_per_node(self, job: Job) -> str:
         """PET_NPROC_PER_NODE of the container."""
@@ -431,16 +431,16 @@ class Indexed(Target):
         Why it failed, the Job knows best.
         """
         status = self._counted(job)
-        own, counted = true_conditions(job.status), true_conditions(status)
+        conditions, counted = true_conditions(job.status), true_conditions(status)
         ends = {
             "Failed": JobState.FAILED,
             self.complete: JobState.SUCCEEDED,
             "Suspended": JobState.SUSPENDED,
         }
         for kind, state in ends.items():
-            if kind in own:
+            if kind in conditions:
                 failed = counted.get(kind) if state is JobState.FAILED else None
-                return state, failed or own[kind]
+                return state, failed or conditions[kind]
         well = (status.get("ready") or 0) + (status.get("succeeded") or 0)
         if well == self._asked(job) or not counted.keys().isdisjoint(_ENDING):
             return JobState.RUNNING, {}
@@ -459,18 +459,18 @@ class Indexed(Target):
         """The present Pods; those that failed before are not counted."""
         status, asked = self._counted(job), self._asked(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
-        found = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
+        counts = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
         if state is JobState.FAILED:  # each that has failed was counted, those before it, too
-            found["Failed"] = min(status.get("failed") or 0, asked - sum(found.values()))
-        waiting = asked - sum(found.values())
+            counts["Failed"] = min(status.get("failed") or 0, asked - sum(counts.values()))
+        waiting = asked - sum(counts.values())
         if not state.finished and state not in (JobState.SUSPENDED, JobState.QUEUED):
-            found["Pending"] = max(waiting, active - ready, 0)
-        return {phase: count for phase, count in found.items() if count > 0}
+            counts["Pending"] = max(waiting, active - ready, 0)
+        return {phase: count for phase, count in counts.items() if count > 0}
 
     def active_deadline(self, job: Job) -> int | None:
         """That of the Job, activeDeadlineSeconds, which counts from the last resume."""
-        found: int | None = self._job(job).get("activeDeadlineSeconds")
-        return found
+        deadline: int | None = self._job(job).get("activeDeadlineSeconds")
+        return deadline
 
     def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether it is a limit or a time; the template and the completions are fixed."""
@@ -503,20 +503,21 @@ class Indexed(Target):
     def replica_named(self, job: Job, pod: str) -> str:
         """A Pod is called JOB-INDEX-SUFFIX, after the Indexed Job."""
         of_job = re.escape(job.name)
-        found = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
-        if found is None or (jobs := self._jobs_named(job, found[1])) is None:
+        match = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
+        if match is None or (jobs := self._jobs_named(job, match[1])) is None:
             return ""
-        return _replica(int(found[2])) if jobs.ranked else f"{found[1][1:]}-{int(found[2])}"
+        return _replica(int(match[2])) if jobs.ranked else f"{match[1][1:]}-{int(match[2])}"
 
     def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Exit codes in conditions of the Job, which stay, and in its Events."""
         conditions = true_conditions(self._counted(job)).values()
-        messages = [(one.get("message"), one.get("lastTransitionTime")) for one in conditions]
-        messages += [(event.get("message"), event.get("lastTimestamp")) for event in events]
-        for message, time in messages:
-            matched = _MATCHED.match(message or "")
-            if matched and (replica := self.replica_named(job, matched["pod"])):
-                yield RecordedEnd(replica, int(matched["code"]), "", "", time or "", whole=False)
+        records = [(condition, "lastTransitionTime") for condition in conditions]
+        records += [(event, "lastTimestamp") for event in events]
+        for record, time_key in records:
+            match = _MATCHED.match(record.get("message") or "")
+            if match and (replica := self.replica_named(job, match["pod"])):
+                time = record.get(time_key) or ""
+                yield RecordedEnd(replica, int(match["code"]), "", "", time, whole=False)
 
     def is_made(self, job: Job, kind: str, name: str) -> bool:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""

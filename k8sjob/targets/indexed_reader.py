@@ -39,18 +39,18 @@ class IndexedReader:
         """Fields of another type, and no name."""
         return self.target.basic_problems(job)
 
-    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
+    def authored(self, job: Json, documents: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
         job["spec"] = self.target.written(Job(job, self.target))
         job["metadata"] = {**job["metadata"], "labels": own_labels(job)}
         name, pod = Object(job).name, Object(job).part("spec", "template", "spec")
         network = pod.get("subdomain") or name
-        services = [one for one in others if _is_its_service(one, name, network)]
+        services = [doc for doc in documents if _is_its_service(doc, name, network)]
         notes = [
-            f"the Service {Object(one).name} is left out; k8sjob renders one of the job's name,"
-            f" with its own port: the other had {Object(one).spec.get('ports') or 'none'}"
-            for one in services
-            if Object(one).labels.get(MANAGED_BY) != "k8sjob"
+            f"the Service {Object(service).name} is left out; k8sjob renders one of the job's name,"
+            f" with its own port: the other had {Object(service).spec.get('ports') or 'none'}"
+            for service in services
+            if Object(service).labels.get(MANAGED_BY) != "k8sjob"
         ]
         notes += self.rendered_names(job)
         before, after = f"{name}-#.{network}", f"{name}-#.{name}"
@@ -76,11 +76,11 @@ class IndexedReader:
             restarts = Policy().max_restarts
             spec["backoffLimit"] = restarts * (spec.get("completions") or 1) + 1
             yield f"no backoffLimit is given; policy.max_restarts is {restarts}, as by default"
-        found = pod.get("containers") or []
-        trains = training(found)
+        candidates = pod.get("containers") or []
+        trains = training(candidates)
         if not trains.get("image"):
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
-            names = [one.get("name") for one in found]
+            names = [container.get("name") for container in candidates]
             message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}; give that name"
             raise SpecError([invalid(at, f"{message} to the one that trains")])
         called = self.target.container_name
@@ -109,7 +109,7 @@ class IndexedReader:
             if not policy["rules"]:
                 del spec["podFailurePolicy"]
         container = training(Object(spec).part("template", "spec").get("containers"))
-        ports = [one for one in container.pop("ports", []) if one.get("name") != "rendezvous"]
+        ports = [port for port in container.pop("ports", []) if port.get("name") != "rendezvous"]
         if ports:
             container["ports"] = ports
 
@@ -117,7 +117,7 @@ class IndexedReader:
         """The fields of the Indexed Job; nproc_per_node is that of a variable or of the command."""
         job = Job.of(self.target, document)
         spec = job.at(*self.target.job_at)
-        nodes = sum(one.count for one in self.target.replicas(job))
+        nodes = sum(role.count for role in self.target.replicas(job))
         replicas: Json = {"workers": nodes - 1}
         if (nproc := self._nproc(job, nodes)) > 1:
             replicas["nproc_per_node"] = nproc
@@ -149,14 +149,14 @@ class IndexedReader:
 
     def _nproc(self, job: Job, nodes: int) -> int:
         """The processes of each node; 0 if unknown."""
-        given = _variables(job)
+        variables = _variables(job)
         nproc = self.target.nproc_per_node(job)
         for replicas in self.target.replicas(job)[:1]:
             container = training(replicas.pod.get("containers"))
             words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
-            if not nproc and (found := _NPROC.search(words)):
-                nproc = found[1]
-        world = given.get("WORLD_SIZE", "")
+            if not nproc and (match := _NPROC.search(words)):
+                nproc = match[1]
+        world = variables.get("WORLD_SIZE", "")
         if not nproc and world.isdecimal() and int(world) % nodes == 0:
             nproc = str(int(world) // nodes)
         return int(nproc) if nproc.isdecimal() else 0
@@ -176,8 +176,8 @@ def _of_stop(rule: Json) -> bool:
 
 def _variables(job: Job) -> dict[str, str]:
     pods = [replicas.pod for replicas in job.target.replicas(job)[:1]]
-    env = [one for pod in pods for one in training(pod.get("containers")).get("env") or ()]
-    return {str(one.get("name")): str(one.get("value") or "") for one in env}
+    env = [v for pod in pods for v in training(pod.get("containers")).get("env") or ()]
+    return {str(variable.get("name")): str(variable.get("value") or "") for variable in env}
 
 
 def replace_addresses(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
@@ -191,22 +191,22 @@ def replace_addresses(pod: Json, before: str, after: str, shift: int = 0) -> Ite
     """
     address = re.escape(before).replace(re.escape("#"), r"(\d+)")
     pattern = re.compile(rf"(?<![\w.-]){address}(?![\w-])")
-    seen: dict[str, str] = {}
+    moved: dict[str, str] = {}
 
-    def other(match: re.Match[str], master: str = "") -> str:
+    def new_address(match: re.Match[str], master: str = "") -> str:
         index = int(match[1]) + shift
-        seen[match[0]] = after.replace("#", str(index)) if index or not master else master
-        return seen[match[0]]
+        moved[match[0]] = after.replace("#", str(index)) if index or not master else master
+        return moved[match[0]]
 
     def in_command(match: re.Match[str]) -> str:
-        return other(match, "$(MASTER_ADDR)")  # which the Pods of every kind have
+        return new_address(match, "$(MASTER_ADDR)")  # which the Pods of every kind have
 
     for container in containers(pod):
         for variable in container.get("env") or ():
             if isinstance(variable.get("value"), str) and variable.get("name") not in _MASTER:
-                variable["value"] = pattern.sub(other, variable["value"])
+                variable["value"] = pattern.sub(new_address, variable["value"])
     _replace_in_commands(pod, pattern, in_command)
-    for old, new in seen.items():
+    for old, new in moved.items():
         if old != new:
             yield f"the address {old} became {new}"
 
@@ -215,10 +215,10 @@ def _replace_in_commands(
     pod: Json, pattern: re.Pattern[str], new: Callable[[re.Match[str]], str]
 ) -> bool:
     """Replace a pattern, in place; whether it was there."""
-    found = False
+    changed = False
     for container in containers(pod):
         for key in ("command", "args"):
             for index, word in enumerate(container.get(key) or ()):
                 container[key][index] = pattern.sub(new, word)
-                found |= container[key][index] != word
-    return found
+                changed |= container[key][index] != word
+    return changed

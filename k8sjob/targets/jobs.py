@@ -71,7 +71,7 @@ def of_kind(kind: str) -> Target:
 
 def reader_of(job: Json) -> ManifestReader:
     """The reader of a job; the first one for an object of no kind of job."""
-    return next((one for one in READERS if one.target.kind == job.get("kind")), READERS[0])
+    return next((reader for reader in READERS if reader.target.kind == job.get("kind")), READERS[0])
 
 
 def is_job(item: Json) -> bool:
@@ -109,19 +109,19 @@ def keyed(target: Target) -> Companion | None:
 
 def namesake(target: Target) -> Made | None:
     """The object of the job's own name that a controller makes for it; see Target.made."""
-    return next((one for one in target.made if not one.suffix), None)
+    return next((level for level in target.made if not level.suffix), None)
 
 
-def made_of(job: Job, found: Iterable[Json]) -> list[Json]:
+def made_of(job: Job, objects: Iterable[Json]) -> list[Json]:
     """The objects made for this job, not for an earlier one of its name; see Target.made."""
     below: list[Json] = []
     owner = job.uid
-    for made in job.target.made:
-        named = [one for one in found if Object(one).name == f"{job.name}{made.suffix}"]
+    for level in job.target.made:
+        named = [child for child in objects if Object(child).name == f"{job.name}{level.suffix}"]
         of_it = [
-            one
-            for one in named
-            if (_controller(one) == owner if owner else Object(one).created >= job.created)
+            child
+            for child in named
+            if (_controller(child) == owner if owner else Object(child).created >= job.created)
         ]
         below += of_it[:1]
         owner = Object(of_it[0]).uid if of_it else ""
@@ -130,10 +130,10 @@ def made_of(job: Job, found: Iterable[Json]) -> list[Json]:
     return below
 
 
-def with_child(job: Job, found: Iterable[Json]) -> Job:
+def with_child(job: Job, objects: Iterable[Json]) -> Job:
     """The job with its `child`, where that is among these objects; see made_of."""
     name = f"{job.name}{job.target.made[-1].suffix}" if job.target.made else ""
-    children = (item for item in made_of(job, found) if Object(item).name == name)
+    children = (item for item in made_of(job, objects) if Object(item).name == name)
     return replace(job, child=next(children, None))
 
 
@@ -158,8 +158,8 @@ def is_suspended(job: Job) -> bool:
 
 def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
-    for one in job.target.replicas(job):
-        yield one.role, one.count, one.pod
+    for replicas in job.target.replicas(job):
+        yield replicas.role, replicas.count, replicas.pod
 
 
 class ReplicaNames(Sequence[str]):
@@ -172,17 +172,17 @@ class ReplicaNames(Sequence[str]):
         self._roles = roles
 
     def __len__(self) -> int:
-        return min(sum(max(one.count, 0) for one in self._roles), sys.maxsize)
+        return min(sum(max(role.count, 0) for role in self._roles), sys.maxsize)
 
     def __getitem__(self, at: Any) -> Any:
         """The name at an index, or a tuple of those of a slice."""
         if isinstance(at, slice):
             return tuple(self[index] for index in range(*at.indices(len(self))))
         index = at + len(self) if at < 0 else at
-        for one in self._roles:
-            if 0 <= index < one.count:
-                return one.name(index)
-            index -= max(one.count, 0)
+        for role in self._roles:
+            if 0 <= index < role.count:
+                return role.name(index)
+            index -= max(role.count, 0)
         raise IndexError(f"the job has no replica {at}")
 
 
@@ -199,14 +199,14 @@ def excess(job: Job) -> str:
 
 def references(job: Job) -> list[ObjectReference]:
     """Everything that must exist for the job's Pods to start, each once; nothing optional."""
-    found: dict[ObjectReference, None] = {}
+    needed: dict[ObjectReference, None] = {}
     labels = job.labels
     for kind, label in (("queue", QUEUE), ("workload priority class", PRIORITY)):
         if name := QUEUE in labels and labels.get(label):
-            found[ObjectReference(kind, name)] = None
+            needed[ObjectReference(kind, name)] = None
     for _, _, pod in pod_specs(job):
-        found |= dict.fromkeys(references_of(pod))
-    return [one for one in found if one.name not in {"", ".", ".."}]
+        needed |= dict.fromkeys(references_of(pod))
+    return [reference for reference in needed if reference.name not in {"", ".", ".."}]
 
 
 def seconds_to_end(job: Job) -> float:
@@ -226,7 +226,7 @@ def replica_of(pod: Json) -> str:
 
 def replica_order(replica: str) -> tuple[int, list[str | int]]:
     """Sorts replicas: the Master first, then Workers, then those of other Jobs; each by index."""
-    role, first = replica.rpartition("-")[0], [one.lower() for one in Role]
+    role, first = replica.rpartition("-")[0], [name.lower() for name in Role]
     parts = enumerate(re.split(r"(\d+)", replica))
     natural = [int(part) if at % 2 else part for at, part in parts]
     return first.index(role) if role in first else len(first), natural
@@ -250,16 +250,16 @@ def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
     return namesake(target) is not None or owned(target, pod, uid)
 
 
-def own_pods(job: Job, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
+def own_pods(job: Job, pods: Iterable[Json], objects: Iterable[Json] = ()) -> tuple[Json, ...]:
     """The job's own pods, Master first and by index; not those of an earlier job of its name.
 
-    Where the namesake is not among what was found (see made_of), the age of the pods decides.
+    Where the namesake is not among the objects (see made_of), the age of the pods decides.
     """
     target, uid = job.target, job.uid
     if namesake(target):
-        there = [one for one in found if Object(one).name == job.name]
-        below = made_of(job, there)
-        if there and not below:  # an earlier job's: this one has no pods yet
+        namesakes = [child for child in objects if Object(child).name == job.name]
+        below = made_of(job, namesakes)
+        if namesakes and not below:  # an earlier job's: this one has no pods yet
             return ()
         uid = Object(below[0]).uid if below else ""
         if not uid:
@@ -283,9 +283,9 @@ def events_below(target: Target, name: str) -> tuple[str, ...]:
 
     Those of all Jobs, since only the job says how its own are called; see is_below.
     """
+    named = f",involvedObject.name={name}"
     return tuple(
-        f"involvedObject.kind={one.kind}" + ("" if one.suffix else f",involvedObject.name={name}")
-        for one in target.made
+        f"involvedObject.kind={level.kind}{'' if level.suffix else named}" for level in target.made
     )
 
 

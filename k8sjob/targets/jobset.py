@@ -85,7 +85,7 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 class JobSetReader(IndexedReader):
     """The reader of JobSets."""
 
-    def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
+    def authored(self, job: Json, documents: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""
         notes = list(join(Object(job).spec, Object(job).name, ("spec",)))
         return Authored(job, [*notes, *self.rendered_names(job)], [])
@@ -127,7 +127,7 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     parts = spec.get("replicatedJobs") or []
     if not parts:
         raise SpecError([invalid(field_path(path), "no replicated Jobs; add one")])
-    parts.sort(key=lambda one: not any(word in one.get("name", "") for word in _LEADING))
+    parts.sort(key=lambda part: not any(word in part.get("name", "") for word in _LEADING))
     network = (spec.get("network") or {}).pop("subdomain", name)
     nodes = 0
     problems: list[Finding] = []
@@ -161,8 +161,8 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     of_job["parallelism"] = nodes if parts[1:] else of_job["parallelism"]
     spec["replicatedJobs"] = [{**parts[0], "name": NODE, "replicas": 1}]
     if names != [NODE]:
-        given = " and ".join(names)
-        message = f"the replicated Jobs {given} are one, {NODE}, of {nodes} Pods"
+        joined = " and ".join(names)
+        message = f"the replicated Jobs {joined} are one, {NODE}, of {nodes} Pods"
         yield f"{message} in the rendered manifest"
     yield from _policies(spec, names)
 
@@ -190,11 +190,11 @@ def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Fin
 
 def _alike(part: Json) -> Json:
     """What must be the same in all replicated Jobs."""
-    made = {key: value for key, value in copy.deepcopy(part).items() if key != "name"}
+    alike = {key: value for key, value in copy.deepcopy(part).items() if key != "name"}
     for key in ("completions", "parallelism"):
-        made["template"]["spec"].pop(key, None)
-    trains = training(at_path(made, "template", "spec", "template", "spec", "containers"))
-    kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
-    if kept:
-        trains["env"] = kept
-    return made
+        alike["template"]["spec"].pop(key, None)
+    trains = training(at_path(alike, "template", "spec", "template", "spec", "containers"))
+    env = [variable for variable in trains.pop("env", []) if variable.get("name") not in _RANKS]
+    if env:
+        trains["env"] = env
+    return alike

@@ -86,9 +86,9 @@ class ManifestReplica(RoleReplicas):
     @property
     def trainer(self) -> ManifestContainer | None:
         """The container that trains."""
-        found = self.containers()
-        trains = training(one.data for one in found)
-        return next((one for one in found if trains and one.data is trains), None)
+        containers = self.containers()
+        trains = training(container.data for container in containers)
+        return next((c for c in containers if trains and c.data is trains), None)
 
 
 class ManifestJob:
@@ -145,8 +145,8 @@ class ManifestJob:
         """The replicas of each role, or of each Pod template where the kind has no checks."""
         if self.target.rules:
             return [
-                ManifestReplica(one.role, one.count, one.path, one.template, one.restart_policy)
-                for one in self.target.replicas(self.as_job)
+                ManifestReplica(r.role, r.count, r.path, r.template, r.restart_policy)
+                for r in self.target.replicas(self.as_job)
             ]
         pods = _templates(self.data)
         return [ManifestReplica("Pod", 1, path, template, "") for path, template in pods]
@@ -228,14 +228,14 @@ def launcher_flags(container: ManifestContainer) -> dict[str, str]:
     starts = [
         i for i, word in enumerate(words) if re.search(r"torchrun$|torch\.distributed\.", word)
     ]
-    rest = iter(words[starts[0] + 1 :] if starts else ())
+    arguments = iter(words[starts[0] + 1 :] if starts else ())
     flags: dict[str, str] = {}
-    for word in rest:
+    for word in arguments:
         if not word.startswith("-"):
             break
         name, equals, value = word.partition("=")
         if not equals and name not in _FLAG_ONLY:
-            value = next(rest, "")
+            value = next(arguments, "")
         flags[name.lstrip("-").replace("-", "_")] = value
     return flags
 

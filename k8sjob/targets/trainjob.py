@@ -114,16 +114,16 @@ class TrainJob(Indexed):
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
         yield from super().refusals(spec)
-        others = "pytorchjob, job or jobset"
+        kinds = "pytorchjob, job or jobset"
         if spec.replicas.elastic is not None:
             why = "Trainer has one number of nodes, and injects it as PET_NNODES"
-            yield self._lacks("replicas.elastic", why, others)
+            yield self._lacks("replicas.elastic", why, kinds)
         if spec.policy.ttl_after_finished is not None:
             why = "only its JobSet could have one, and a TrainJob that failed would run again then"
-            yield self._lacks("policy.ttl_after_finished", why, others)
+            yield self._lacks("policy.ttl_after_finished", why, kinds)
         if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
             why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
-            yield self._lacks("run.command", why, others)
+            yield self._lacks("run.command", why, kinds)
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The typed fields of a job, or of a runtime by itself."""
@@ -169,19 +169,18 @@ class TrainJob(Indexed):
         trainer, node = _trainer(job), training(_containers(super()._job(job)))
         at = field_path((*self.job_at, "template", "spec", "containers"))
         taken: list[str] = [key for key in ("image", "command", "args", "resources") if key in node]
-        names = {one.get("name") for one in trainer.get("env") or ()}
-        taken += [
-            f"env.{one.get('name')}" for one in node.get("env") or () if one.get("name") in names
-        ]
+        names = {variable.get("name") for variable in trainer.get("env") or ()}
+        below = (variable.get("name") for variable in node.get("env") or ())
+        taken += [f"env.{name}" for name in below if name in names]
         message = "spec.trainer has another value, which takes precedence; set it in the job spec"
         reference = job.part("spec", "runtimeRef")
         kind, name = reference.get("kind"), reference.get("name")
         another = (kind, name) != ("TrainingRuntime", job.name)
-        own = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
+        why = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
         unnamed = job.at("runtime", "metadata", "name") != job.name
         return [
             *super().job_problems(job),
-            *([invalid("spec.runtimeRef", own)] if another else ()),
+            *([invalid("spec.runtimeRef", why)] if another else ()),
             *([invalid("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
             *(invalid(f"{at}[{NODE}].{key}", message) for key in taken),
         ]
@@ -226,12 +225,12 @@ class TrainJob(Indexed):
         trainer, base = _trainer(job), super()._job(job)
         template, containers = Object(base).part("template"), _containers(base)
         node = training(containers)
-        own: Json = {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
-        own["env"] = [*(node.get("env") or ()), *(trainer.get("env") or ())]
+        process: Json = {k: trainer[k] for k in ("image", "command", "args") if k in trainer}
+        process |= {"name": NODE, "env": [*(node.get("env") or ()), *(trainer.get("env") or ())]}
         if "resourcesPerNode" in trainer:
-            own["resources"] = trainer["resourcesPerNode"]
-        others = [one for one in containers if one is not node]
-        spec = {**Object(template).spec, "containers": [{**node, "name": NODE, **own}, *others]}
+            process["resources"] = trainer["resourcesPerNode"]
+        sidecars = [container for container in containers if container is not node]
+        spec = {**Object(template).spec, "containers": [{**node, **process}, *sidecars]}
         return {**base, "template": {**template, "spec": spec}}
 
     def _nodes(self, job: Job) -> int:
@@ -243,8 +242,8 @@ class TrainJob(Indexed):
 
     def active_deadline(self, job: Job) -> int | None:
         """The shorter deadline: its own, or its Job's."""
-        given = (job.spec.get("activeDeadlineSeconds"), super().active_deadline(job))
-        return min((seconds for seconds in given if seconds is not None), default=None)
+        deadlines = (job.spec.get("activeDeadlineSeconds"), super().active_deadline(job))
+        return min((seconds for seconds in deadlines if seconds is not None), default=None)
 
     def written(self, job: Job) -> Json:
         """The spec without what Kueue adds to it."""
@@ -274,9 +273,9 @@ _KIND: Final = "ClusterTrainingRuntime"
 class TrainJobReader(IndexedReader):
     """The reader of TrainJobs."""
 
-    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
+    def authored(self, job: Json, documents: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
-        given, spec = Object(job).spec, self.target.written(Job(job, self.target))
+        original, spec = Object(job).spec, self.target.written(Job(job, self.target))
         job["spec"] = spec
         reference = spec.get("runtimeRef") or {}
         kind, name = reference.get("kind") or _KIND, reference.get("name")
@@ -285,24 +284,24 @@ class TrainJobReader(IndexedReader):
         if kind not in (_KIND, "TrainingRuntime"):
             message = f"{kind!r} is not a runtime of Trainer's; use TrainingRuntime or {_KIND}"
             raise SpecError([invalid("spec.runtimeRef.kind", message)])
-        found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
-        if not found:
+        runtimes = [doc for doc in documents if (doc.get("kind"), Object(doc).name) == (kind, name)]
+        if not runtimes:
             message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
             step = f"kubectl get {kind.lower()} {shlex.quote(str(name))} -o yaml"
             raise SpecError([invalid("spec.runtimeRef", f"{message} {step}")])
-        if found[1:]:
-            message = f"the file has {len(found)} {kind}s {name}; keep the intended one"
+        if runtimes[1:]:
+            message = f"the file has {len(runtimes)} {kind}s {name}; keep the intended one"
             raise SpecError([invalid("spec.runtimeRef", message)])
-        runtime = copy.deepcopy(found[0])
+        runtime = copy.deepcopy(runtimes[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
-            raise SpecError([replace(one, field=f"runtime.{one.field}") for one in problems])
+            raise SpecError([replace(p, field=f"runtime.{p.field}") for p in problems])
         if (version := runtime.get("apiVersion")) != TrainJob.api_version:
             message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
             raise SpecError([invalid("runtime.apiVersion", f"{message} knows; convert the {kind}")])
         job_name = Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if (kind, name) == ("TrainingRuntime", job_name) else [became]
-        if len(spec.get("runtimePatches") or ()) < len(given.get("runtimePatches") or ()):
+        if len(spec.get("runtimePatches") or ()) < len(original.get("runtimePatches") or ()):
             notes.append(f"left out, since Kueue sets it again: the runtimePatches of {_KUEUE}")
         spec["runtimeRef"] = {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": job_name}
         job["runtime"] = {
@@ -314,7 +313,7 @@ class TrainJobReader(IndexedReader):
         notes += join(at_path(job, *_SET) or {}, job_name, _SET)
         notes += self._move_process(job)
         notes += self.rendered_names(job)
-        return Authored(job, notes, found)
+        return Authored(job, notes, runtimes)
 
     def _move_process(self, job: Json) -> Iterator[str]:
         """Move spec.trainer's fields into the container; return the number of nodes."""
@@ -328,16 +327,16 @@ class TrainJobReader(IndexedReader):
         container = training(at_path(of_job, "template", "spec", "containers"))
         for key in _PROCESS & trainer.keys():
             container["resources" if key == "resourcesPerNode" else key] = trainer[key]
-        env = {one.get("name"): one for one in (container.get("env") or [])}
-        env |= {one.get("name"): one for one in trainer.get("env") or []}
+        env = {variable.get("name"): variable for variable in (container.get("env") or [])}
+        env |= {variable.get("name"): variable for variable in trainer.get("env") or []}
         if env:
             container["env"] = list(env.values())
         if not str(nproc).isdecimal():
-            given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
-            yield f"numProcPerNode is {given}; in the rendered manifest {nproc}, one per {each}"
+            asked, (nproc, each) = nproc, _processes(Object(container).part("resources"))
+            yield f"numProcPerNode is {asked}; in the rendered manifest {nproc}, one per {each}"
         if deadline := job["spec"].pop("activeDeadlineSeconds", None):
-            other = of_job.get("activeDeadlineSeconds") or deadline
-            of_job["activeDeadlineSeconds"] = min(deadline, other)
+            job_deadline = of_job.get("activeDeadlineSeconds") or deadline
+            of_job["activeDeadlineSeconds"] = min(deadline, job_deadline)
             yield "activeDeadlineSeconds is that of the Job below in the rendered manifest"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
@@ -355,7 +354,7 @@ class TrainJobReader(IndexedReader):
 def _processes(resources: Json) -> tuple[int, str]:
     """The processes that Trainer starts in a node, and per which resource (torch.go)."""
     requests, limits = (amounts(resources.get(key) or {}) for key in ("requests", "limits"))
-    for one in (requests, limits):
-        if gpus := [count for name, count in one.items() if "gpu" in name.lower() and count]:
+    for quantities in (requests, limits):
+        if gpus := [count for name, count in quantities.items() if "gpu" in name.lower() and count]:
             return math.ceil(gpus[0]), "GPU"
     return max(1, math.ceil(requests.get("cpu") or limits.get("cpu") or 0)), "CPU"

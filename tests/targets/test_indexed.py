@@ -386,7 +386,7 @@ def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, find
     late = kind.job(startTime="2026-01-01T00:00:00Z", active=3, **(status if noticed else {}))
     kind.indexed(late)["activeDeadlineSeconds"] = 10
     found = diagnose(Snapshot(late, tuple(map(kind.pod, range(3)))), {}, now=NOW)
-    assert [one.cause for one in found].count(Cause.DEADLINE) == findings
+    assert [finding.id for finding in found].count(Cause.DEADLINE) == findings
 
 
 @of_each_kind
@@ -408,20 +408,20 @@ def test_why_a_deleted_pod_has_no_successor(kind):
     events = [event("FailedCreate", refusal, 2)]
     job = kind.job(active=1)
     found = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
-    assert found[0].cause is Cause.QUOTA
+    assert found[0].id == Cause.QUOTA
     assert found[0].message.startswith("worker-0 ")
     events.append(event("SuccessfulCreate", f"Created pod: {kind.pods}-1-yyyyy", 3))
     later = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
-    assert Cause.QUOTA not in [one.cause for one in later]
+    assert Cause.QUOTA not in [finding.id for finding in later]
 
 
 @of_each_kind
 def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
     lacking = Snapshot(kind.job(active=2), (kind.pod(0), kind.pod(1)))
     found = diagnose(lacking, {}, now=NOW)
-    assert Cause.OPERATOR_SILENT not in {one.cause for one in found}
+    assert Cause.OPERATOR_SILENT not in {finding.id for finding in found}
     found = diagnose(lacking, {}, now=NOW + timedelta(seconds=660))
-    assert Cause.OPERATOR_SILENT in {one.cause for one in found}
+    assert Cause.OPERATOR_SILENT in {finding.id for finding in found}
 
 
 @of_each_kind

@@ -201,7 +201,7 @@ def test_that_trainer_cannot_create_the_jobset_is_reported():
     detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
     event = not_created(f"jobsets is forbidden: {detail}")
     found = diagnose(Snapshot(stored(), (), (event,)), {})
-    assert Cause.QUOTA in {one.cause for one in found}
+    assert Cause.QUOTA in {finding.id for finding in found}
 
 
 def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
@@ -233,7 +233,7 @@ def test_the_shorter_deadline_counts():
     message = "TrainJob exceeded its active deadline"
     at_end = {"type": "Failed", "status": "True", "message": message}
     found = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})
-    assert Cause.DEADLINE in {one.cause for one in found}
+    assert Cause.DEADLINE in {finding.id for finding in found}
 
 
 @pytest.mark.parametrize("looked_up", [True, False])  # or Trainer's controller says it
@@ -242,6 +242,6 @@ def test_that_somebody_deleted_its_runtime_is_the_cause(looked_up):
     gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
     events = () if looked_up else (event,)
     found = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
-    assert (found[0].cause, "does not exist" in found[0].message) == (Cause.COMPANION, True)
-    assert Cause.REFUSED not in {one.cause for one in found}
+    assert (found[0].id, "does not exist" in found[0].message) == (Cause.COMPANION, True)
+    assert Cause.REFUSED not in {finding.id for finding in found}
     assert "submit --replace" in found[0].next_step

@@ -40,24 +40,24 @@ def _rejected_by_webhook(job: ManifestJob) -> Iterator[Finding]:
 def _unknown_field(job: ManifestJob) -> Iterator[Finding]:
     """The apiserver drops fields that the CRD does not know; kubectl refuses them earlier."""
     for pattern in CLOSED_PATHS:
-        known = known_fields(*pattern)
+        fields = known_fields(*pattern)
         roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
         for role in roles:
             path = tuple(role if step == "*" else step for step in pattern)
-            given = job.get(*path)
-            for key in given if isinstance(given, dict) else ():
-                if key not in known:
-                    step = _where_to(str(key), known)
+            mapping = job.get(*path)
+            for key in mapping if isinstance(mapping, dict) else ():
+                if key not in fields:
+                    step = _where_to(str(key), fields)
                     message = f"{key!r} is not a field of a PyTorchJob here; {step}"
                     yield job.at((*path, key), message)
 
 
-def _where_to(key: str, known: tuple[str, ...]) -> str:
+def _where_to(key: str, fields: tuple[str, ...]) -> str:
     places = [path for path in CLOSED_PATHS[1:] if key in known_fields(*path)]
     if places:
         where = ".".join(places[0]).replace("*", "Master")
         return f"it belongs to {where}, and is ignored here; move it"
-    return did_you_mean(key, known, f"valid fields: {', '.join(known)}")
+    return did_you_mean(key, fields, f"valid fields: {', '.join(fields)}")
 
 
 @RULES.error
@@ -102,8 +102,8 @@ def _clean_pod_policy_typo(job: ManifestJob) -> Iterator[Finding]:
         )
 
 
-def _choose(value: Any, known: tuple[str, ...]) -> str:
-    return did_you_mean(str(value), known, f"use one of {', '.join(known)}")
+def _choose(value: Any, choices: tuple[str, ...]) -> str:
+    return did_you_mean(str(value), choices, f"use one of {', '.join(choices)}")
 
 
 @RULES.warning
@@ -187,14 +187,14 @@ def _gpus_kept_after_success(job: ManifestJob) -> Iterator[Finding]:
     value = at_path(policy, "cleanPodPolicy")
     worker = job.replica(Role.WORKER)
     ends_early = job.replica(Role.MASTER) is not None or job.elastic is not None
-    kept = value in (None, "None") and at_path(policy, "ttlSecondsAfterFinished") is None
+    pods_stay = value in (None, "None") and at_path(policy, "ttlSecondsAfterFinished") is None
     gpus = worker.trainer.gpus if worker and worker.trainer else []
-    if kept and ends_early and gpus:
-        seen = "is None" if value else "is not set, which means None"
+    if pods_stay and ends_early and gpus:
+        setting = "is None" if value else "is not set, which means None"
         yield job.at(
             ("spec", "runPolicy", "cleanPodPolicy"),
-            f"cleanPodPolicy {seen}: a Worker that hangs or is slow keeps its {gpus[0]} after the "
-            "job has ended; "
+            f"cleanPodPolicy {setting}: a Worker that hangs or is slow keeps its {gpus[0]} after "
+            "the job has ended; "
             + job.step("set it to Running", "set policy.clean_pod_policy: Running"),
         )
 
@@ -205,8 +205,7 @@ def _elastic_bounds(job: ManifestJob) -> Iterator[Finding]:
     policy = job.elastic
     if policy is None or job.replica(Role.WORKER) is None:
         return
-    given = {key: policy.get(key) for key in ("minReplicas", "maxReplicas")}
-    least, most = given["minReplicas"], given["maxReplicas"]
+    least, most = policy.get("minReplicas"), policy.get("maxReplicas")
     low, high = least or most, most or least
     path: FieldPath = ("spec", "elasticPolicy")
     if not isinstance(low, int) or not isinstance(high, int):
@@ -319,11 +318,11 @@ def _no_master(job: ManifestJob) -> Iterator[Finding]:
         return
     container = worker.trainer
     names = {at_path(variable, "name") for variable in container.items("env")}
-    given = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
-    given |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
+    addresses = names & {"MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"}
+    addresses |= launcher_flags(container).keys() & {"master_addr", "rdzv_endpoint"}
     text = " ".join(container.argv)
     speaks_torch = launcher_of(container) == "none" or re.search(r"torchrun|torch\.dist", text)
-    if worker.count > 1 and job.elastic is None and not given and speaks_torch:
+    if worker.count > 1 and job.elastic is None and not addresses and speaks_torch:
         yield job.at(
             worker.path[:-1],
             f"{counted(worker.count, 'Worker')} and no Master: nothing gives them a rendezvous"
@@ -342,10 +341,10 @@ def _env_overridden(job: ManifestJob) -> Iterator[Finding]:
             for index, variable in enumerate(container.items("env")):
                 name, value = at_path(variable, "name"), at_path(variable, "value")
                 if name in wins[0] and any(env[name] != value for env in wins):
-                    seen = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
+                    setting = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
                     yield job.at(
                         (*container.path, "env", index, "name"),
-                        f"{seen} never reaches the {replica.role}: the operator sets it to "
+                        f"{setting} never reaches the {replica.role}: the operator sets it to "
                         f"{wins[0][name]!r}, which takes precedence; remove it, or use another"
                         " name",
                     )

@@ -133,10 +133,10 @@ def _elastic_env(job: _Json, policy: _Json, workers: int) -> dict[str, str]:
 
 def _nproc_per_node(spec: _Json) -> str | None:
     """Defaults to auto, unless the elastic policy has the number."""
-    given: str | None = spec.get("nprocPerNode")
-    if given is None and (spec.get("elasticPolicy") or {}).get("nProcPerNode") is None:
+    nproc: str | None = spec.get("nprocPerNode")
+    if nproc is None and (spec.get("elasticPolicy") or {}).get("nProcPerNode") is None:
         return "auto"
-    return given
+    return nproc
 
 
 def _processes(nproc: str | None) -> int:
@@ -171,8 +171,8 @@ def webhook_problems(manifest: _Json) -> list[Finding]:
 
 def _identity(manifest: _Json) -> Iterator[Finding]:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
-        if (seen := manifest.get(key)) != expected:
-            yield invalid(key, f"{seen!r} is not what the training operator watches: {expected!r}")
+        if (value := manifest.get(key)) != expected:
+            yield invalid(key, f"{value!r} is not what the training operator watches: {expected!r}")
     name = at_path(manifest, "metadata", "name")
     if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
         yield invalid(
@@ -200,11 +200,11 @@ def _elastic(spec: _Json) -> Iterator[Finding]:
             f"{_REPLICAS}[Worker]",
             "missing, but elasticPolicy needs Workers; add Worker",
         )
-    own, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
-    if own is not None and general is not None:
+    in_policy, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
+    if in_policy is not None and general is not None:
         yield invalid(
             "spec.elasticPolicy.nProcPerNode",
-            f"{own!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
+            f"{in_policy!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 

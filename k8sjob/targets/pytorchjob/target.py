@@ -193,26 +193,26 @@ class PyTorchJob(Target):
 
     def counts(self, job: Job, state: JobState) -> dict[str, int]:
         """status.replicaStatuses: Pods that run or have ended; the others are Pending."""
-        found: Counter[str] = Counter()
+        phases: Counter[str] = Counter()
         for counts in job.part("status", "replicaStatuses").values():
             for phase, key in operator.COUNTED.items():
-                found[phase] += counts.get(key, 0)
+                phases[phase] += counts.get(key, 0)
         if state.finished and not self.keeps_pods(job):
-            del found["Running"]  # the operator has deleted them, and leaves its count as it was
+            del phases["Running"]  # the operator has deleted them, and leaves its count as it was
         if state in (JobState.CREATED, JobState.RUNNING, JobState.RESTARTING):
             asked = sum(replicas.count for replicas in self.replicas(job))
-            found["Pending"] = max(asked - found.total(), 0)
-        return dict(+found)
+            phases["Pending"] = max(asked - phases.total(), 0)
+        return dict(+phases)
 
     def gang(self, job: Job) -> Json | None:
         """spec.runPolicy.schedulingPolicy."""
-        found: Json | None = _policy(job).get("schedulingPolicy")
-        return found
+        gang: Json | None = _policy(job).get("schedulingPolicy")
+        return gang
 
     def active_deadline(self, job: Job) -> int | None:
         """spec.runPolicy.activeDeadlineSeconds."""
-        found: int | None = _policy(job).get("activeDeadlineSeconds")
-        return found
+        deadline: int | None = _policy(job).get("activeDeadlineSeconds")
+        return deadline
 
     def keeps_pods(self, job: Job) -> bool:
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
@@ -238,21 +238,21 @@ class PyTorchJob(Target):
 
     def replica_named(self, job: Job, pod: str) -> str:
         """A Pod is called JOB-master-0, JOB-worker-2."""
-        found = re.fullmatch(rf"{re.escape(job.name)}-((?:master|worker)-\d+)", pod)
-        return found[1] if found else ""
+        match = re.fullmatch(rf"{re.escape(job.name)}-((?:master|worker)-\d+)", pod)
+        return match[1] if match else ""
 
     def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Pods that failed and still existed, then those of which only the exit code is known."""
         name, events = job.name, list(events)
         for pattern in (_FAILED, _EXITED):
             for event in events:
-                if found := pattern.fullmatch(event.get("message", "")):
+                if match := pattern.fullmatch(event.get("message", "")):
                     whole = pattern is _FAILED
                     yield RecordedEnd(
-                        found["pod"].removeprefix(f"{name}-"),
-                        int(found["code"]),
+                        match["pod"].removeprefix(f"{name}-"),
+                        int(match["code"]),
                         event.get("reason", "") if whole else "",
-                        found["message"] if whole else "",
+                        match["message"] if whole else "",
                         event.get("lastTimestamp") or "",
                         whole,
                     )
@@ -260,16 +260,16 @@ class PyTorchJob(Target):
     def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:
         """Under the ExitCode policy, which has no limit of its own."""
         policies = {
-            f"{one.role.lower()}-": one.restart_policy for one in self.replicas(job)
+            f"{replicas.role.lower()}-": replicas.restart_policy for replicas in self.replicas(job)
         }  # the operator writes these Events under every policy
         if policies.get(replica.rstrip("0123456789")) != "ExitCode":
             return 0
         return sum(
             int(event.get("count") or 1)
             for event in events
-            if (found := _EXITED.fullmatch(event.get("message", "")))
-            and found["pod"] == f"{job.name}-{replica}"
-            and int(found["code"]) >= _RETRYABLE_EXIT
+            if (match := _EXITED.fullmatch(event.get("message", "")))
+            and match["pod"] == f"{job.name}-{replica}"
+            and int(match["code"]) >= _RETRYABLE_EXIT
         )
 
 
@@ -304,7 +304,7 @@ class PyTorchJobReader:
         ("spec", "runPolicy", "schedulingPolicy", "minResources"),
     )
 
-    def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
+    def authored(self, job: Json, documents: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """The job as it is."""
         return Authored(job, [], [])
 
@@ -364,8 +364,8 @@ def _default_port(container: Json) -> None:
 def _settle_elastic(policy: Json, workers: Any) -> None:
     policy.setdefault("rdzvBackend", "c10d")
     least, most = policy.get("minReplicas"), policy.get("maxReplicas")
-    for key, other in (("minReplicas", most), ("maxReplicas", least)):
-        default = other if other is not None else workers
+    for key, opposite in (("minReplicas", most), ("maxReplicas", least)):
+        default = opposite if opposite is not None else workers
         if default is not None:
             policy.setdefault(key, default)
 
@@ -373,13 +373,13 @@ def _settle_elastic(policy: Json, workers: Any) -> None:
 def _replicas(spec: Json) -> Json:
     replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
     nodes = sum(replica["replicas"] for replica in replicas.values())
-    made: Json = {"workers": nodes - 1}
+    fields: Json = {"workers": nodes - 1}
     nproc = spec.get("nprocPerNode")
     if isinstance(nproc, str) and re.fullmatch("[0-9]{1,9}", nproc) and int(nproc) > 1:
-        made["nproc_per_node"] = int(nproc)
+        fields["nproc_per_node"] = int(nproc)
     if elastic and Role.MASTER not in replicas:
-        made["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}
-    return made
+        fields["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}
+    return fields
 
 
 def _max_restarts(spec: Json) -> int | None:
