@@ -107,19 +107,19 @@ def holding(job: JobTimes, pods: Iterable[Pod]) -> Holding:
     held, unstarted, empty = list[Interval](), list[Interval](), [*job.empty]
     at = first = job.since
     for pod in sorted(pods, key=lambda pod: pod.created):
-        made = max(_seconds(moment(pod.created), at), job.since)
+        created = max(_seconds(moment(pod.created), at), job.since)
         # Of several Pods that are there none is missing between; a refused one cannot have been.
-        if held or min(made, job.refused) - at <= _PROMPT:
-            empty.append((at, made))
-        empty.append((min(job.refused, made), made))
-        at = job.present if pod.live else _end(pod, made)
+        if held or min(created, job.refused) - at <= _PROMPT:
+            empty.append((at, created))
+        empty.append((min(job.refused, created), created))
+        at = job.present if pod.live else _end(pod, created)
         scheduled = pod.condition("PodScheduled")
-        bound = _seconds(scheduled.since if scheduled.true else None, made) if pod.node else at
-        empty.append((made, bound))
+        bound = _seconds(scheduled.since if scheduled.true else None, created) if pod.node else at
+        empty.append((created, bound))
         bound = job.since if bound - job.since <= _RESOLUTION else bound
-        first = first if held else made
+        first = first if held else created
         held.append((bound, at))
-        unstarted += _unstarted(pod, bound, at, known=bool(job.sessions))
+        unstarted += _unstarted(pod, bound, at, in_output=bool(job.sessions))
     if not held:
         empty.append((job.refused, job.present))
         first = math.inf
@@ -134,23 +134,25 @@ def _seconds(time: datetime | None, default: float) -> float:
     return time.timestamp() if time else default
 
 
-def _end(pod: Pod, made: float) -> float:
+def _end(pod: Pod, created: float) -> float:
     """When a Pod that is over ended; one that was evicted may have no status of its container."""
     if ended := moment(pod.terminated.get("finishedAt")):
         return ended.timestamp()
-    changes = [moment(one.get("lastTransitionTime")) for one in pod.status.get("conditions") or ()]
-    return max((_seconds(change, made) for change in changes), default=made)
+    conditions = pod.status.get("conditions") or ()
+    changes = (moment(condition.get("lastTransitionTime")) for condition in conditions)
+    return max((_seconds(change, created) for change in changes), default=created)
 
 
-def _unstarted(pod: Pod, bound: float, end: float, *, known: bool) -> Iterator[Interval]:
-    """When its container waited, for its first start or another; `known`: its output tells."""
+def _unstarted(pod: Pod, bound: float, end: float, *, in_output: bool) -> Iterator[Interval]:
+    """When its container waited for a start; `in_output`: whether its output shows the starts."""
     state, before = pod.container.part("state"), pod.terminated_before
     now = state.get("running") or state.get("terminated") or {}
     # A container that could not be started has "started" in 1970.
-    starts = [_seconds(moment(one.get("startedAt")), 0.0) for one in (before, now)]
-    stops = [_seconds(moment(one.get("finishedAt")), end) for one in (before, now)]
+    starts = [_seconds(moment(run.get("startedAt")), 0.0) for run in (before, now)]
+    stops = [_seconds(moment(run.get("finishedAt")), end) for run in (before, now)]
     first = next(filter(None, starts), end if pod.live and "running" not in state else bound)
-    if pod.restarts <= 1 or not known:
+    # A Pod has the times of its last two runs only; of more runs the output has the first start.
+    if pod.restarts <= 1 or not in_output:
         yield bound, first
     if before:
         yield max(stops[0], first), starts[1] or end

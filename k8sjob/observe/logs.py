@@ -96,14 +96,14 @@ def _followed(
         return _End(_from(lines, since), tail or 0)
 
     def follow(replica: str, stop: Event) -> Iterator[LogLine]:
-        seen = ends.get(replica) or _End((), 0)
-        begin = datetime.fromisoformat(seen.stamp) if seen.stamp else since
+        last = ends.get(replica) or _End((), 0)
+        begin = datetime.fromisoformat(last.stamp) if last.stamp else since
         lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
-        return _from(seen.after(lines), since)
+        return _from(last.after(lines), since)
 
     if tail is not None:
         ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
-        yield from heapq.merge(*(one.lines for one in ends.values()), key=_timestamp)
+        yield from heapq.merge(*(last.lines for last in ends.values()), key=_timestamp)
     with Merge[LogLine]() as merge:
         for replica in replicas:
             merge.add(replica, partial(follow, replica))
@@ -120,18 +120,18 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
 
     Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
     """
-    ref, every = JobRef.of(snapshot.job), replica_names(snapshot.job)
+    ref, names = JobRef.of(snapshot.job), replica_names(snapshot.job)
     bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
-    chosen = list(dict.fromkeys([*bad, *every[:MOST_AT_ONCE]]))[:MOST_AT_ONCE]
+    chosen = list(dict.fromkeys([*bad, *names[:MOST_AT_ONCE]]))[:MOST_AT_ONCE]
 
-    def read(replica: str) -> list[str] | None:
+    def tail(replica: str) -> list[str] | None:
         with suppress(BackendError):
             return tail_lines(backend, ref, replica)
         return None
 
-    found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
-    read_names = sorted(found, key=replica_order)
-    return {name: lines for name in read_names if (lines := found[name]) is not None}
+    chosen.sort(key=replica_order)
+    tails = zip(chosen, in_parallel(tail, chosen), strict=True)
+    return {replica: lines for replica, lines in tails if lines is not None}
 
 
 def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
@@ -161,9 +161,9 @@ class Excerpt(str):
         text = line.text
         if len(text) > _EXCERPT:
             text = f"{text[: _EXCERPT // 2]} ... {text[-_EXCERPT // 2 :]}"
-        made = cls(text)
-        made.timestamp = line.timestamp
-        return made
+        excerpt = cls(text)
+        excerpt.timestamp = line.timestamp
+        return excerpt
 
 
 def select(job: Job, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
@@ -175,14 +175,14 @@ def select(job: Job, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) ->
     Raises:
         BackendError: the job has no such replica or rank.
     """
-    every = replica_names(job)
-    wanted = {replica_of_rank(job, rank) for rank in ranks}
-    for name in replicas:
-        matching = {one for one in every if f"{one}-".startswith(f"{name.lower()}-")}
+    names = replica_names(job)
+    chosen = {replica_of_rank(job, rank) for rank in ranks}
+    for prefix in replicas:
+        matching = {name for name in names if f"{name}-".startswith(f"{prefix.lower()}-")}
         if not matching:
-            raise BackendError(f"{name!r} is not a replica of this job; it has {_brief(every)}")
-        wanted |= matching
-    return tuple(name for name in every if name in wanted or not wanted)
+            raise BackendError(f"{prefix!r} is not a replica of this job; it has {_brief(names)}")
+        chosen |= matching
+    return tuple(name for name in names if name in chosen or not chosen)
 
 
 def _brief(names: Sequence[str]) -> str:
@@ -196,17 +196,17 @@ def replica_of_rank(job: Job, rank: int) -> str:
     Raises:
         BackendError: the job has no such rank.
     """
-    every, (first, each) = replica_names(job), processes(job)
-    total = first + each * (len(every) - 1)
+    names, (first, each) = replica_names(job), processes(job)
+    total = first + each * (len(names) - 1)
     if not 0 <= rank < total:
-        shape = f"{counted(len(every), 'replica')} x {counted(each, 'process', 'es')}"
+        shape = f"{counted(len(names), 'replica')} x {counted(each, 'process', 'es')}"
         if first != each:
             shape = (
-                f"{counted(first, 'process', 'es')} of {every[0]} and {len(every) - 1} x"
+                f"{counted(first, 'process', 'es')} of {names[0]} and {len(names) - 1} x"
                 f" {each} others"
             )
         raise BackendError(f"rank {rank} is not in this job; {shape} give ranks 0 to {total - 1}")
-    return str(every[0 if rank < first else 1 + (rank - first) // each])
+    return str(names[0 if rank < first else 1 + (rank - first) // each])
 
 
 class _End:
@@ -239,7 +239,7 @@ def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]
     )
 
 
-def in_parallel(read: Callable[[S], T], every: Sequence[S]) -> list[T]:
+def in_parallel(function: Callable[[S], T], sources: Sequence[S]) -> list[T]:
     """The results of a function for each replica or job, several at a time."""
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, every))
+        return list(pool.map(function, sources))

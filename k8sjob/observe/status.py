@@ -106,11 +106,11 @@ class JobStatus(HasCard):
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    own, target = job, job.target
+    target = job.target
     state, condition = target.state(job)
-    if state is JobState.SUSPENDED and QUEUE in own.labels:
+    if state is JobState.SUSPENDED and QUEUE in job.labels:
         state = JobState.QUEUED
-    if own.deleting and not state.finished:  # how it ended is worth more
+    if job.deleting and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
     if state is JobState.CREATED and any(
         Pod(pod).terminated.get("exitCode") == 0 for pod in snapshot.pods
@@ -118,21 +118,21 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.RUNNING  # a Pod that ends is unready before it is counted
     started, finished = target.times(job)
     # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
-    made: Counter[str] = Counter()
-    suspended = own.condition("Suspended")
+    creations: Counter[str] = Counter()  # of Pods, by the name of the replica
+    suspended = job.condition("Suspended")
     since = suspended.since if suspended.false else None
     for replica, event in created_pods(job, snapshot.events):
         if since and event_time(event) < since - _CREATED_BEFORE:
             continue
-        made[replica] += Object(event).part("series").get("count") or event.get("count") or 1
-    replicas = tuple(_replica(Pod(pod), made) for pod in snapshot.pods)
+        creations[replica] += Object(event).part("series").get("count") or event.get("count") or 1
+    replicas = tuple(_replica(Pod(pod), creations) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
         state=state,
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
         exit_code=state.exit_code,
-        created=moment(own.created),
+        created=moment(job.created),
         started=moment(started),
         finished=moment(finished or condition.get("lastTransitionTime"))
         if state.finished
@@ -144,8 +144,8 @@ def job_status(snapshot: Snapshot) -> JobStatus:
 
 def training_fields(job: Job) -> set[str]:
     """What Events about a Pod, or about its training container, name in it."""
-    templates = (training(one.pod.get("containers")) for one in job.target.replicas(job))
-    names = {*CONTAINER_NAMES, *(one.get("name", "") for one in templates)}
+    containers = (training(role.pod.get("containers")) for role in job.target.replicas(job))
+    names = {*CONTAINER_NAMES, *(container.get("name", "") for container in containers)}
     return {"", *(f"spec.containers{{{name}}}" for name in names)}
 
 
@@ -184,19 +184,19 @@ def _serving(job: Job) -> int:
         return 0  # not k8sjob's
 
 
-def _replica(pod: Pod, made: Mapping[str, int]) -> ReplicaStatus:
+def _replica(pod: Pod, creations: Mapping[str, int]) -> ReplicaStatus:
     name, status = replica_of(pod.raw), pod.status
-    role, _, index = name.rpartition("-")
+    label, _, index = name.rpartition("-")
     ended = pod.terminated or pod.terminated_before
     waiting, reason, message, restarts = _wait(pod)
     phase = "Terminating" if pod.deleting else pod.phase
     stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
-        role=next((one for one in Role if one.lower() == role), role),
+        role=next((role for role in Role if role.lower() == label), label),
         index=int(index or 0),
         phase="Stopped" if stopped else phase,
         node=pod.node,
-        restarts=(restarts or pod.restarts) + max(made.get(name, 1) - 1, 0),
+        restarts=(restarts or pod.restarts) + max(creations.get(name, 1) - 1, 0),
         reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
         message=_message(ended.get("message") or message or status.get("message", "")),

@@ -56,9 +56,9 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
         if changes == 0 or since <= begun + _SETTLING:
             return Suspension(begun, None, first=True)
         return Suspension(since, None)
-    own = (Object(one) for one in related if _is_of(one, job.uid))
+    workloads = (Object(workload) for workload in related if _is_workload_of(workload, job.uid))
     # Kueue replaces a Workload that no longer fits its job, and the new one knows nothing.
-    workload = next((one for one in own if _age(one, begun) < _ADOPTING), None)
+    workload = next((w for w in workloads if _delay(w, begun) < _ADOPTING), None)
     evicted = workload.condition("Evicted") if workload else None
     if changes == 1 or (evicted is not None and not evicted):
         return Suspension(begun, since, first=True)
@@ -80,22 +80,22 @@ def read_related(backend: Backend, snapshot: Snapshot) -> Sequence[Json]:
     return backend.related(snapshot) if unknown and QUEUE in snapshot.job.labels else ()
 
 
-def _age(workload: Object, begun: float) -> float:
+def _delay(workload: Object, begun: float) -> float:
     """Seconds by which it is younger than its job."""
-    made = moment(workload.created)
-    return made.timestamp() - begun if made else 0.0
+    created = moment(workload.created)
+    return created.timestamp() - begun if created else 0.0
 
 
-def _is_of(item: Json, uid: str) -> bool:
-    owners = Object(item).owners
-    return item.get("kind") == "Workload" and any(owner.get("uid") == uid for owner in owners)
+def _is_workload_of(related: Json, uid: str) -> bool:
+    owners = Object(related).owners
+    return related.get("kind") == "Workload" and any(owner.get("uid") == uid for owner in owners)
 
 
 def _evicted_once(workload: Object, end: float) -> Suspension:
     """By the condition Requeued, whose time is that of the first eviction."""
     evictions = workload.part("status", "schedulingStats").get("evictions") or ()
     requeued = workload.condition("Requeued").since
-    if sum(one.get("count") or 0 for one in evictions) != 1 or requeued is None:
+    if sum(eviction.get("count") or 0 for eviction in evictions) != 1 or requeued is None:
         return Suspension(None, end)
     ran = workload.status.get("accumulatedPastExecutionTimeSeconds")
     return Suspension(requeued.timestamp(), end, ran=ran)

@@ -61,7 +61,7 @@ _REASONS_IN_STATE: Final = frozenset(
         "InvalidImageName",
         "OOMKilled",
         "Unschedulable",
-        *(f"{one.kind}{state}" for one in TARGETS for state in ("Failed", "Restarting")),
+        *(f"{target.kind}{state}" for target in TARGETS for state in ("Failed", "Restarting")),
     }
 )
 """Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
@@ -158,7 +158,7 @@ class _Watcher:
     def __init__(self, stalled: Stalled, *, recorded: bool = False) -> None:
         self._stalled, self._recorded = stalled, recorded
         self._error: Exception | None = None
-        self._seen: tuple[Snapshot, JobStatus] | None = None
+        self._newest: tuple[Snapshot, JobStatus] | None = None  # and the status that it shows
         self._pods: dict[str, Json] = {}
         self._reported_job: object = None
         self._reported_replicas: dict[str, object] = {}
@@ -193,23 +193,23 @@ class _Watcher:
 
         A replica that runs when its job is deleted may have written nothing at all.
         """
-        open_ones = {source.partition(" ")[0] for source in sources}
+        names = {source.partition(" ")[0] for source in sources}
         behind = _ENDED if self._deleted else _ENDED | {"Running"}
         return any(
-            one.name in open_ones
-            and one.phase in behind
-            and (one.phase in _ENDED or one.name not in self._tails)
-            for one in self._replicas_seen
+            replica.name in names
+            and replica.phase in behind
+            and (replica.phase in _ENDED or replica.name not in self._tails)
+            for replica in self._newest_replicas
         )
 
     @property
-    def _replicas_seen(self) -> Sequence[ReplicaStatus]:
-        return self._seen[1].replicas if self._seen else ()
+    def _newest_replicas(self) -> Sequence[ReplicaStatus]:
+        return self._newest[1].replicas if self._newest else ()
 
     def changed(self, snapshot: Snapshot, readers: _Readers | None) -> Iterator[Event]:
         """What is new in a snapshot; the terminal JOB event is kept for the end."""
         status = job_status(snapshot)
-        self._seen = snapshot, status
+        self._newest = snapshot, status
         self._pods |= {replica_of(p): p for p in snapshot.pods if not Object(p).deleting}
         if readers:
             yield from readers.look(snapshot.job, status)
@@ -225,7 +225,7 @@ class _Watcher:
         """A source of lines that fails is reported and left; a job that is gone has ended."""
         failed = ended.error and not isinstance(ended.error, JobNotFound)
         if not ended.source:
-            if self._seen is None:
+            if self._newest is None:
                 raise ended.error or JobNotFound(
                     f"{ref} is gone; `k8sjob list` shows the existing ones"
                 )
@@ -245,8 +245,8 @@ class _Watcher:
 
     def stalled(self) -> Iterator[Event]:
         """What has held the job up for some time; nothing may have changed since."""
-        if self._seen and self._ended_at is None:
-            yield from self._stalled.look(*self._seen, self._tails, time.monotonic())
+        if self._newest and self._ended_at is None:
+            yield from self._stalled.look(*self._newest, self._tails, time.monotonic())
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
@@ -262,24 +262,24 @@ class _Watcher:
         """The job's last state, and why it failed."""
         if self._error:
             raise self._error
-        if self._seen is None:
+        if self._newest is None:
             return
-        snapshot, status = self._seen
+        snapshot, status = self._newest
         yield from self._job(replace(_gone(status), finished=None) if self._deleted else status)
         if not self._deleted and status.state in (JobState.FAILED, JobState.SUCCEEDED):
             if status.state is JobState.FAILED and not snapshot.pods:
                 # Under OnFailure the Job has deleted its Pods; as they were, they show the cause.
                 pods = tuple(self._pods.values())
                 snapshot = replace(snapshot, pods=pods, at=status.finished)
-            for one in diagnose(snapshot, self._tails):
-                yield Event(EventKind.FINDING, as_data(one), time.time(), one.replica)
+            for finding in diagnose(snapshot, self._tails):
+                yield Event(EventKind.FINDING, as_data(finding), time.time(), finding.replica)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         news = (status.state, status.reason, status.message)
         if news != self._reported_job:
             self._reported_job = news
             # By the clock of its stamps, so that a reader can count from them to now.
-            now = self._seen[0].now.timestamp() if self._seen else time.time()
+            now = self._newest[0].now.timestamp() if self._newest else time.time()
             yield Event(EventKind.JOB, _job_data(status), now)
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
@@ -311,7 +311,7 @@ class _Watcher:
         """Whether the replica's own state says so already, or the message says nothing."""
         *_, last = _LEAD.sub("", message, count=1).strip().split("\n")  # as a state has it
         return last in _REASONS_IN_STATE or any(
-            one.name == replica and last and last in one.message for one in self._replicas_seen
+            r.name == replica and last and last in r.message for r in self._newest_replicas
         )
 
 
@@ -394,7 +394,7 @@ class Stalled:
         if now - self._looked < self._patience / 5:
             return
         self._looked = now
-        others: Sequence[Json] = ()
+        related: Sequence[Json] = ()
         patience = self._patience
         waits = {key for key in self._reported if key[0] in _QUEUE}
         if status.state is not JobState.QUEUED:
@@ -402,14 +402,15 @@ class Stalled:
         elif self._related:
             if waits:
                 return  # it costs requests, and may take days
-            others, patience = self._related(snapshot), patience / 2
-        problems = _problems(snapshot, status, tails, others)
-        found = {(one.id, one.replica): one for one in problems}
-        self._since = {key: self._since.get(key, now) for key in found}
-        for key, one in found.items():
+            related, patience = self._related(snapshot), patience / 2
+        findings = _problems(snapshot, status, tails, related)
+        problems = {(finding.id, finding.replica): finding for finding in findings}
+        self._since = {key: self._since.get(key, now) for key in problems}
+        for key, finding in problems.items():
             if key not in self._reported and now - self._since[key] >= patience:
                 self._reported.add(key)
-                yield _warning(f"{one.message}; next: {one.next_step}", reason=str(one.id))
+                message = f"{finding.message}; next: {finding.next_step}"
+                yield _warning(message, reason=str(finding.id))
 
 
 def _problems(
@@ -420,11 +421,12 @@ def _problems(
 ) -> list[Finding]:
     """What holds the job up; nothing where all replicas run, since only the past is known then."""
     complete = len(status.replicas) == len(replica_names(snapshot.job))
-    run = complete and all(one.situation in {"Running", "Succeeded"} for one in status.replicas)
+    run = complete and all(r.situation in {"Running", "Succeeded"} for r in status.replicas)
     if run or status.state.finished:
         return []
-    known = _CAUSES_IN_STATE if related else _CAUSES_IN_STATE | _QUEUE
-    return [one for one in diagnose(snapshot, tails, related) if one.id not in known]
+    # Only the objects beside the job say why it waits in a queue; see Stalled.
+    passed_over = _CAUSES_IN_STATE if related else _CAUSES_IN_STATE | _QUEUE
+    return [f for f in diagnose(snapshot, tails, related) if f.id not in passed_over]
 
 
 def watch_all(
@@ -463,15 +465,15 @@ def watch_all(
 def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> Iterator[Event]:
     """What watch_all reports, by looking again and again, until `stop` is set."""
     reported: dict[str, int] = {}
-    seen: dict[str, JobStatus] = {}
+    before: dict[str, JobStatus] = {}  # of each job, by its uid
     quiet = True
     while not stop.is_set():
         now = {status.ref.uid: status for status in map(job_status, jobs())}
-        for uid in seen.keys() - now.keys():
-            yield from _deleted(reported, seen[uid], time.time())
+        for uid in before.keys() - now.keys():
+            yield from _deleted(reported, before[uid], time.time())
         for status in now.values():
             yield from _changed(reported, status, time.time(), quiet=quiet)
-        seen, quiet = now, False
+        before, quiet = now, False
         stop.wait(LOOK_SECONDS)
 
 

@@ -96,8 +96,8 @@ class Webhook:
         self._thread.join(patience)
 
     def _send_all(self) -> None:
-        while (one := self._waiting.get()) is not None:
-            if not self._deliver(*one):
+        while (waiting := self._waiting.get()) is not None:
+            if not self._deliver(*waiting):
                 return
 
     def _deliver(

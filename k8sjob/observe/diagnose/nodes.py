@@ -77,16 +77,14 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
     return newest
 
 
-def ended_by_displacement(
-    facts: Facts, end: Failure, displacements: Mapping[str, Explanation]
-) -> bool:
-    """Whether a container ended since its Pod had to leave, or was deleted."""
+def ended_by_displacement(facts: Facts, end: Failure, newest: Mapping[str, Explanation]) -> bool:
+    """Whether a container ended since its Pod had to leave, or was deleted; see displaced."""
     pod = facts.pod(end.replica)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
     deleted_before = pod and pod.deleting and not facts.status.state.finished
     if pod and (deleted_before or _displaced(pod) or _ended_by_deletion(pod, end)):
         return True
-    displacement = displacements.get(end.replica)
+    displacement = newest.get(end.replica)
     if displacement is None:
         return False
     newer = pod and pod.created_at and pod.created_at.timestamp() + _STAMP_SECONDS < end.time

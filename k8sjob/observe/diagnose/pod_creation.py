@@ -114,9 +114,8 @@ def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     """Whether the operator succeeded after it had been refused."""
     creations = facts.target.creations
-    reason, prefix = next(
-        success for failure, *success in creations if failure == refusal["reason"]
-    )
+    successes = {refused: success for refused, *success in creations}
+    reason, prefix = successes[refusal["reason"]]
     is_pod = reason == creations[0][1]
     if not facts.missing if not replica else is_pod and replica not in facts.missing:
         return True
