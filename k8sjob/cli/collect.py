@@ -87,8 +87,8 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     collector = Collector(backend, records, webhook, occasions, lambda text: line(safe_line(text)))
     # In a container it is process 1, which a signal does not end by itself.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    sent = f"messages: {', '.join(occasions)}" if url else f"no messages: {WEBHOOK_URL} is not set"
-    print_status(f"Collecting records; {sent}. Ctrl-C ends it; the jobs continue.")
+    about = f"messages: {', '.join(occasions)}" if url else f"no messages: {WEBHOOK_URL} is not set"
+    print_status(f"Collecting records; {about}. Ctrl-C ends it; the jobs continue.")
     try:
         collector.run(changes, stop)
     finally:

@@ -29,17 +29,17 @@ _INERT: Final = re.compile(r"[\w@%+=:,./-]*")
 """What no shell expands."""
 
 
-def complete(sent: str) -> None:
+def complete(typed_line: str) -> None:
     """Print the candidates for the line that a shell's script has sent."""
     _silence()
     with suppress(Exception):
-        words = split_arg_string(sent)[1:]
-        typed = words.pop() if words and not sent[-1:].isspace() else ""
+        words = split_arg_string(typed_line)[1:]
+        typed = words.pop() if words and not typed_line[-1:].isspace() else ""
         # A shell replaces the whole word, also of --set=replicas.
         before = typed[: typed.find("=") + 1] if typed.startswith("--") else ""
-        for item in _candidates(words, typed):
-            meaning = safe_line(" ".join((item.help or "").split()))
-            click.echo(f"{_kind(item)}\t{before}{item.value}\t{meaning}")
+        for candidate in _candidates(words, typed):
+            meaning = safe_line(" ".join((candidate.help or "").split()))
+            click.echo(f"{_kind(candidate)}\t{before}{candidate.value}\t{meaning}")
 
 
 def main() -> None:

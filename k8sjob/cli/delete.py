@@ -111,8 +111,8 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
             if job_status(backend.snapshot(ref)).state.finished:
                 keep_record(backend, ref)
         backend.delete(ref)
-        kept = _kept(backend, ref)
-        line(f"{ref}: {kept}" if kept else f"{ref} deleted")
+        remaining = _kept(backend, ref)
+        line(f"{ref}: {remaining}" if remaining else f"{ref} deleted")
         return
     saved = backend.checkpoints(ref)
     backend.delete(ref, checkpoints=checkpoints)
@@ -138,15 +138,15 @@ def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tupl
     """The jobs of one place that fit a selector (all for an empty one) and had ended by then."""
     backend: Backend
     if place.is_local:
-        backend, found = local_backend(), jobs_here(labels)
+        backend, snapshots = local_backend(), jobs_here(labels)
     elif place.namespace:
         backend = cluster = place.connect()
-        found = cluster.jobs(selector=labels)
+        snapshots = cluster.jobs(selector=labels)
     else:
         raise click.UsageError("specify the place: --local for this machine, or -n NAMESPACE")
     return [
         (backend, JobRef.of(snapshot.job))
-        for snapshot in found
+        for snapshot in snapshots
         if before is None or _had_ended(snapshot, before)
     ]
 

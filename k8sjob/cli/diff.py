@@ -59,44 +59,44 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
 
             http = HttpClient(plain_http=plain_http)
             plan, _ = push_code(spec, plan, backend, dry_run=True, onto=onto, http=http)
-        found = compare(plan, backend)
+        changes = compare(plan, backend)
     except K8sJobError as error:
         fail(str(error))
         return max(error.exit_code, 2)
-    show_lines(found.lines)
+    show_lines(changes.lines)
     name = f"{plan.job.target.kind.lower()} {plan.spec.name}"
     edit = f"kubectl edit {name} -n {backend.namespace}{place.options}"
-    given = {"--image": image, "--target": target and spec.target, "-n": place.namespace}
-    options = [word for name, value in given.items() if value for word in (name, value)]
+    flags = {"--image": image, "--target": target and spec.target, "-n": place.namespace}
+    options = [word for name, value in flags.items() if value for word in (name, value)]
     submit = shlex.join(["k8sjob", "submit", *job.words(spec), *options]) + place.options
-    _explain(found, submit, edit)
-    return int(bool(found))
+    _explain(changes, submit, edit)
+    return int(bool(changes))
 
 
 def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
     """Print the lines of a unified diff, in color on a terminal."""
     stream = sys.stderr if err else sys.stdout
     colored = stream.isatty() and not no_colors()
-    for one in lines:
-        shown = safe_line(one)
-        if colored and one.startswith(("---", "+++")):
+    for line in lines:
+        shown = safe_line(line)
+        if colored and line.startswith(("---", "+++")):
             shown = click.style(shown, bold=True)
         elif colored:
-            shown = click.style(shown, fg=_COLORS.get(one[:1]))
+            shown = click.style(shown, fg=_COLORS.get(line[:1]))
         click.echo(shown, err=err)
 
 
-def _explain(found: ManifestDiff, submit: str, edit: str) -> None:
+def _explain(changes: ManifestDiff, submit: str, edit: str) -> None:
     """Explain which differences would not reach running pods, and how to apply each."""
-    if found.is_new:
+    if changes.is_new:
         print_status(f"\nthe job does not exist; create it: {submit}")
-    if found.at_once:
+    if changes.at_once:
         print_status(
             f"\nread again while the job runs; {edit} changes it, submit does not:\n"
-            f"  {first_names(found.at_once, _MOST_PATHS)}"
+            f"  {first_names(changes.at_once, _MOST_PATHS)}"
         )
-    if found.recreated:
+    if changes.recreated:
         print_status(
             f"\npods keep what they were started with, so this takes effect only in a new job,"
-            f" with {submit} --replace:\n  {first_names(found.recreated, _MOST_PATHS)}"
+            f" with {submit} --replace:\n  {first_names(changes.recreated, _MOST_PATHS)}"
         )

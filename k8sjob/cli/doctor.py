@@ -102,21 +102,21 @@ def _slow_nodes(facts: ClusterFacts) -> Iterator[Finding]:
     from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - only for clusters
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
 
-    here = {Object(node).name for node in facts.items("nodes") or ()}
-    found = []
+    node_names = {Object(node).name for node in facts.items("nodes") or ()}
+    usages = []
     with suppress(BackendError):
-        for path in Records().newest(_RECORDS) if here else ():
+        for path in Records().newest(_RECORDS) if node_names else ():
             with suppress(BackendError):
                 record = RecordBackend(path)
-                found.append(read_usage(record, record.snapshot(record.find(""))))
-    for node, jobs in slow_nodes(found).items():
-        if node in here:
-            seen = f"{len(jobs)} of the last {counted(len(found), 'job')}"
+                usages.append(read_usage(record, record.snapshot(record.find(""))))
+    for node, jobs in slow_nodes(usages).items():
+        if node in node_names:
+            share = f"{len(jobs)} of the last {counted(len(usages), 'job')}"
             yield warning(
                 "slow node",
-                f"node {node} was the slowest of {seen}",
+                f"node {node} was the slowest of {share}",
                 f"have it checked; until then, keep jobs off it: kubectl cordon {node}",
-                details=tuple(str(one.ref) for one in jobs[:_SHOWN]),
+                details=tuple(str(usage.ref) for usage in jobs[:_SHOWN]),
             )
 
 
@@ -156,7 +156,7 @@ def _show(report: Report) -> None:
     console.print(Text(f"\n{_verdict(report)}"), soft_wrap=True)
     if report.rbac:
         click.echo("\n# The roles to ask for; a cluster administrator can kubectl apply -f them.")
-        click.echo("---\n".join(dump(one) for one in report.rbac), nl=False)
+        click.echo("---\n".join(dump(role) for role in report.rbac), nl=False)
 
 
 def _verdict(report: Report) -> str:

@@ -59,33 +59,33 @@ def _of_job(name: str) -> Path:
     """The folder of the checkpoints of a job on this machine."""
     local = local_backend()
     try:
-        found = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))
+        folder = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))
     except JobNotFound as error:
         raise K8sJobError(
             f"{name}: no such checkpoint, and no such job on this machine; copy the checkpoint of a"
             " job in a cluster from its volume first (kubectl cp), and name the copy"
         ) from error
-    if found is None:
+    if folder is None:
         raise K8sJobError(
             f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml, or name an"
             " earlier run of it (NAME@RUN, as k8sjob list shows it)"
         )
-    return found
+    return folder
 
 
 def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:
     """The report of another Python, with torch: the client itself never loads it."""
-    asked = {"source": str(source), "target": str(target), "everything": everything, "force": force}
+    order = {"source": str(source), "target": str(target), "everything": everything, "force": force}
     module = "k8sjob.runtime.checkpoint.export"
     done = subprocess.run(
-        [sys.executable, "-P", "-m", module, json.dumps(asked)],
+        [sys.executable, "-P", "-m", module, json.dumps(order)],
         capture_output=True,
         text=True,
         check=False,
     )
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise K8sJobError(f"{source} could not be exported: {last}") from None
-    return found
+    return report

@@ -86,8 +86,8 @@ class Place:
     @property
     def options(self) -> str:
         """The options that select the same cluster, for a command that is shown."""
-        given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
-        return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value)
+        options = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
+        return "".join(f" {option} {shlex.quote(value)}" for option, value in options if value)
 
     def connect(self, namespace: str | None = None, *, plugins: bool = True) -> ClusterBackend:
         """The cluster, in a namespace of it; see k8sjob.backends.cluster.connect."""
@@ -132,9 +132,9 @@ def place_options(
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def at_a_place(**given: Any) -> Any:
-            chosen = {f.name: given.pop(f.name) for f in fields(Place) if f.name in given}
-            return command(place=Place(**chosen), **given)
+        def at_a_place(**arguments: Any) -> Any:
+            values = {f.name: arguments.pop(f.name) for f in fields(Place) if f.name in arguments}
+            return command(place=Place(**values), **arguments)
 
         decorated: Callable[..., Any] = at_a_place
         for option in reversed(options):
@@ -162,8 +162,8 @@ def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str
 
 def _place(ctx: click.Context) -> Place:
     """The place by the options that were parsed so far."""
-    known = {field.name for field in fields(Place)}
-    return Place(**{k: v for k, v in ctx.params.items() if k in known and v is not None})
+    names = {field.name for field in fields(Place)}
+    return Place(**{k: v for k, v in ctx.params.items() if k in names and v is not None})
 
 
 def job_argument(
@@ -202,9 +202,9 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         namespace = namespace or place.namespace or ""
         if not recorded or namespace == LOCAL or place.is_local:
             raise
-        if (found := _find_record(name, namespace)) is None:
+        if (newest := _find_record(name, namespace)) is None:
             raise
-        return found
+        return newest
 
 
 def is_record(job: str) -> bool:
@@ -248,11 +248,11 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
         raise click.UsageError(f"{job!r}: only jobs on this machine are named with @RUN")
-    here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
+    local_only = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
-    if (namespace and asked and namespace != asked) or (here and place.is_cluster):
+    if (namespace and asked and namespace != asked) or (local_only and place.is_cluster):
         raise click.UsageError(f"{job!r} conflicts with the options for the place; give only one")
-    if here:
+    if local_only:
         local = local_backend()
         return local, local.find(name)
     if namespace or place.is_cluster:
@@ -290,26 +290,26 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
     local = local_backend()
     if not configured():
         return local, local.find(name)
-    here = _or_none(local, name)
+    ref = _or_none(local, name)
 
     def glance() -> tuple[ClusterBackend, JobRef | None]:
         cluster = place.connect()
         return cluster, _or_none(cluster, name)
 
     try:
-        cluster, there = _within(GLANCE_SECONDS, glance)
+        cluster, cluster_ref = _within(GLANCE_SECONDS, glance)
     except BackendError as error:
-        if here is None:
+        if ref is None:
             message = f"no job {name!r} on this machine, and the cluster cannot be reached: {error}"
             raise BackendError(message) from error
-        warn(f"this is {here}; the cluster, which may have one too, cannot be reached: {error}")
-        return local, here
-    if here and there:
-        raise click.UsageError(f"{name!r} is ambiguous: use {here} or {there}")
-    if there:
-        return cluster, there
-    if here:
-        return local, here
+        warn(f"this is {ref}; the cluster, which may have one too, cannot be reached: {error}")
+        return local, ref
+    if ref and cluster_ref:
+        raise click.UsageError(f"{name!r} is ambiguous: use {ref} or {cluster_ref}")
+    if cluster_ref:
+        return cluster, cluster_ref
+    if ref:
+        return local, ref
     try:
         return cluster, cluster.find(name)
     except JobNotFound as error:  # it may know an object of that name that is no training job
@@ -365,15 +365,15 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     """Names with this beginning; a cluster that does not respond at once has none."""
     place = _place(ctx)
     namespace, slash, _ = incomplete.rpartition("/")
-    here, there = [], dict[str, str]()
+    local, namespaces = [], dict[str, str]()
     if not place.is_cluster and namespace in {"", LOCAL}:
-        here = list(dict.fromkeys(s.job.name for s in local_backend().jobs()))
+        local = list(dict.fromkeys(s.job.name for s in local_backend().jobs()))
     if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
             jobs = _within(
                 COMPLETION_SECONDS, lambda: place.connect(namespace or None, plugins=False).jobs()
             )
-            there = {s.job.name: s.job.namespace for s in jobs}
-    names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
-    names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]
+            namespaces = {s.job.name: s.job.namespace for s in jobs}
+    names = [f"{LOCAL}/{name}" if slash or name in namespaces else name for name in local]
+    names += [f"{ns}/{name}" if slash or name in local else name for name, ns in namespaces.items()]
     return [name for name in names if name.startswith(incomplete)]

@@ -10,24 +10,24 @@ from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
 
 
-def _bytes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> int | None:
-    if given is None:
+def _bytes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    if text is None:
         return None
     from k8sjob.kube.quantity import parse  # noqa: PLC0415 - loaded when called
 
     try:
-        found = int(parse(given))
+        size = int(parse(text))
     except ValueError as error:
         raise click.BadParameter(f"{error}; write, for example, 80G") from None
-    if found <= 0:
-        raise click.BadParameter(f"{given!r} must be more than 0; write, for example, 80G")
-    return found
+    if size <= 0:
+        raise click.BadParameter(f"{text!r} must be more than 0; write, for example, 80G")
+    return size
 
 
-def _sizes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> tuple[int, ...]:
-    words = [] if given is None else given.split(",")
+def _sizes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    words = [] if text is None else text.split(",")
     if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise click.BadParameter(f"{given!r} is not a list of numbers; write, for example, 16,32")
+        raise click.BadParameter(f"{text!r} is not a list of numbers; write, for example, 16,32")
     return tuple(map(int, words))
 
 
@@ -60,11 +60,11 @@ def fit_command(
 
     spec = job.load(local=True)
     with job.located():
-        found = fit(spec, batch_sizes=batch_sizes, memory=gpu_memory, folder=job.folder)
-    fitting = [row["fits"] for row in found["rows"]]
+        estimate = fit(spec, batch_sizes=batch_sizes, memory=gpu_memory, folder=job.folder)
+    fitting = [row["fits"] for row in estimate["rows"]]
     code = 0 if None in fitting or any(fitting) else 1
     if output != "table":
-        document(found, output)
+        document(estimate, output)
         return code
     words = {None: "-", True: "yes", False: "no"}
     table(
@@ -72,13 +72,13 @@ def fit_command(
         [
             (row["strategy"], row["batch"], _size(row["peak"]), words[row["fits"]],
              f"{row['largest']} {_size(row['parts'][row['largest']])}")
-            for row in found["rows"]
+            for row in estimate["rows"]
         ],
     )  # fmt: skip
-    ranks = counted(found["ranks"], "rank")
-    line(f"{ranks}, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
-    line(f"workspace and fragmentation, for which {_size(found['allowance'])} are left free")
-    line(found["advice"])
+    ranks = counted(estimate["ranks"], "rank")
+    line(f"{ranks}, {estimate['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
+    line(f"workspace and fragmentation, for which {_size(estimate['allowance'])} are left free")
+    line(estimate["advice"])
     return code
 
 

@@ -71,14 +71,14 @@ def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
     from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - the same
 
     script = find_script(origin)
-    made = draft(script, folder or script.parent, name=name, args=script_args())
+    drafted = draft(script, folder or script.parent, name=name, args=script_args())
     direct = f", or run the script without: k8sjob run {shlex.quote(str(script))}"
     step = f"remove it{direct if script.suffix == '.py' else ''}"
-    _write(made.files, folder or script.parent, step)
+    _write(drafted.files, folder or script.parent, step)
     job = (folder or script.parent) / "job.yaml"
-    for file in made.files:
+    for file in drafted.files:
         print_status(f"wrote {job.parent / file}")
-    for note in made.notes:
+    for note in drafted.notes:
         print_status(f"note: {note}")
     try:
         check_packages(JobFile(job).load(), job.parent)
@@ -97,8 +97,9 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:
         step = "" if named else "give the job a name with --name"
-        of_name = [invalid("name", one.text, step) for one in error.findings if one.field == "name"]
-        raise SpecError(of_name or error.findings) from error
+        of_name = (problem for problem in error.findings if problem.field == "name")
+        problems = [invalid("name", problem.text, step) for problem in of_name]
+        raise SpecError(problems or error.findings) from error
     return {**files, _SCHEMA: json.dumps(schema(), indent=1) + "\n"}
 
 

@@ -71,21 +71,21 @@ class JobFile:
         return named
 
 
-def _fields(_ctx: click.Context, _option: click.Parameter, given: str) -> list[str]:
+def _fields(_ctx: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
     """Completes the names of fields, and values where there are a few."""
-    field, equals, _ = given.partition("=")
-    found = (
+    field, equals, _ = incomplete.partition("=")
+    words = (
         [f"{field}={value}" for value in field_values(JobSpec, steps(field))]
         if equals
         else [f"{field_path(path)}=" for path in field_paths(JobSpec)]
     )
-    return [word for word in dict.fromkeys(found) if word.startswith(given)]
+    return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
 
 
 def _parsed(
-    _ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]
+    _ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Change, ...]:
-    changes = tuple(Change.parse(text) for text in given)
+    changes = tuple(Change.parse(text) for text in texts)
     if Change(("target",), "auto") in changes:
         raise click.UsageError(
             "--set target=auto: a job.yaml names a target; use --target auto, which submit, diff"
@@ -133,8 +133,8 @@ class JobCommand(click.Command):
 
 def script_args() -> Sequence[str]:
     """The words after `--`."""
-    found: Sequence[str] = click.get_current_context().meta.get(_ARGS, ())
-    return found
+    args: Sequence[str] = click.get_current_context().meta.get(_ARGS, ())
+    return args
 
 
 def job_file_options(
@@ -167,14 +167,14 @@ def job_file_options(
 def _changes(
     sets: Sequence[Change], short: dict[str, Any], args: Sequence[str]
 ) -> tuple[Change, ...]:
-    found = [*sets]
+    changes = [*sets]
     for name, value in short.items():
         if value is not None:
             path = tuple(_SHORT_OPTIONS[name][0].split("."))
-            found.append(Change(path, value, option=f"--{name}"))
+            changes.append(Change(path, value, option=f"--{name}"))
     if args:
-        found.append(Change(("run", "args"), list(args), adds=True))
-    return tuple(found)
+        changes.append(Change(("run", "args"), list(args), adds=True))
+    return tuple(changes)
 
 
 def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:

@@ -36,18 +36,18 @@ def lint_command(
     is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
     there is an error among the findings.
     """
-    named = files or (job_file(Path(JOB_FILE)),)
-    found = [finding for file in named for finding in lint(file, sets)]
+    paths = files or (job_file(Path(JOB_FILE)),)
+    findings = [finding for path in paths for finding in lint(path, sets)]
     if output == "sarif":
-        document(sarif(found, CHECKS), "json")
+        document(sarif(findings, CHECKS), "json")
     elif output != "table":
-        document([finding.as_dict("source", "line", "column") for finding in found], output)
+        document([finding.as_dict("source", "line", "column") for finding in findings], output)
     else:
-        for finding in found:
+        for finding in findings:
             line(str(finding))
-        if not found:
+        if not findings:
             print_status("nothing found")
-    return int(any(strict or finding.severity is Severity.ERROR for finding in found))
+    return int(any(strict or finding.severity is Severity.ERROR for finding in findings))
 
 
 def show_lint_errors(job: JobFile) -> None:
@@ -58,10 +58,10 @@ def show_lint_errors(job: JobFile) -> None:
     if str(job.path) == "-":
         return  # standard input was read by the command itself
     try:
-        found = lint(job.path, job.changes)
+        findings = lint(job.path, job.changes)
     except SpecError:
         return  # a script in another encoding: Python may read what lint does not
-    for finding in found:
+    for finding in findings:
         if finding.severity is Severity.ERROR:
             warn(f"lint: {finding}")
 

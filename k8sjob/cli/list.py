@@ -36,24 +36,24 @@ def list_command(labels: str, output: str, place: Place) -> int:
     the exit code 1.
     """
     jobs, failed, asked = all_jobs(labels, place)
-    found = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
-    found.sort(key=lambda one: one[0].created or _EPOCH, reverse=True)
-    trains = {} if output == "name" else progress_of((place, one) for _, one, place in found)
-    runs = Counter(str(status.ref) for status, *_ in found)
+    listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
+    listed.sort(key=lambda job: job[0].created or _EPOCH, reverse=True)
+    newest_first = ((backend, snapshot) for _, snapshot, backend in listed)
+    trains = {} if output == "name" else progress_of(newest_first)
+    runs = Counter(str(status.ref) for status, *_ in listed)
     match output:
         case "name":
-            for status, *_ in found:
+            for status, *_ in listed:
                 line(_named(status.ref, runs))
         case "json" | "yaml":
-            document(
-                [job_document(one, trains.get(status.ref)) for status, one, _ in found], output
-            )
-        case _ if not found:
+            pairs = ((snapshot, trains.get(status.ref)) for status, snapshot, _ in listed)
+            document([job_document(*pair) for pair in pairs], output)
+        case _ if not listed:
             if not failed:
                 print_status(_nothing(labels, place, asked))
         case _:
             wide = output == "wide"
-            mixed = len({status.ref.kind for status, *_ in found}) > 1
+            mixed = len({status.ref.kind for status, *_ in listed}) > 1
             header = ["NAME", *["KIND"] * mixed, "STATE", "REPLICAS", "AGE", "TIME"]
             rows = (
                 [
@@ -62,7 +62,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
                     *_row(status, snapshot, trains.get(status.ref), wide=wide),
                     *[trains.get(status.ref, "")] * bool(trains),
                 ]
-                for status, snapshot, _ in found
+                for status, snapshot, _ in listed
             )
             more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
             table(header + more, rows)
@@ -76,24 +76,24 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
         The jobs, each with its back end; whether the cluster could not be reached; and the
         namespace that was looked in, empty for all of them, or none.
     """
-    here: Backend = local_backend()
-    found = [] if place.is_cluster else [(here, one) for one in jobs_here(labels)]
+    local: Backend = local_backend()
+    jobs = [] if place.is_cluster else [(local, snapshot) for snapshot in jobs_here(labels)]
     if not place.asks_cluster:
-        return found, False, ""
+        return jobs, False, ""
     try:
         cluster = place.connect()
-        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
-        if place.namespace and not there:
+        snapshots = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
+        if place.namespace and not snapshots:
             cluster.look_for_namespace()
     except BackendError as error:
         if place.is_cluster:
             raise
         fail(str(error))
-        return found, True, ""
-    for snapshot in there[:1]:
+        return jobs, True, ""
+    for snapshot in snapshots[:1]:
         warn_of_clock(snapshot)
-    found += [(cluster, one) for one in there]
-    return found, False, "" if place.all_namespaces else cluster.namespace
+    jobs += [(cluster, snapshot) for snapshot in snapshots]
+    return jobs, False, "" if place.all_namespaces else cluster.namespace
 
 
 def _nothing(labels: str, place: Place, asked: str) -> str:
@@ -104,8 +104,8 @@ def _nothing(labels: str, place: Place, asked: str) -> str:
     make = "k8sjob submit"
     if not place.is_cluster:
         where, make = f"on this machine or {where}", f"k8sjob run or {make}"
-    others = "-A looks in all namespaces; " if asked else ""
-    return f"no jobs{fitting} {where}; {others}create one with {make}"
+    hint = "-A looks in all namespaces; " if asked else ""
+    return f"no jobs{fitting} {where}; {hint}create one with {make}"
 
 
 def _named(ref: JobRef, runs: Counter[str]) -> str:
@@ -119,7 +119,7 @@ def _row(
     # The operator removes the Pods of a job that has failed, and counts them no more.
     removed = status.started is not None and status.state.finished
     none = f"{len(replica_names(snapshot.job))} removed" if removed else "none"
-    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or none
+    counts = ", ".join(f"{count} {situation}" for situation, count in status.counts.items()) or none
     row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:
         restarts = sum(replica.restarts for replica in status.replicas)

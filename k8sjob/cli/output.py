@@ -112,8 +112,8 @@ def warn_of_secrets(findings: Sequence[object], step: str) -> None:
 
 def fail(message: str) -> None:
     """An error on stderr, each line of it as one."""
-    for one in message.splitlines() or [""]:
-        _labeled("error:", "red", one)
+    for text in message.splitlines() or [""]:
+        _labeled("error:", "red", text)
 
 
 def _labeled(label: str, color: str, message: str) -> None:

@@ -68,8 +68,8 @@ class Program(click.Group):
         """Names of commands from the table, without loading any; else options."""
         from click.shell_completion import CompletionItem  # noqa: PLC0415 - for completion alone
 
-        found = [c for c in COMMANDS.values() if c.name.startswith(incomplete)]
-        items = [CompletionItem(c.name, help=c.summary) for c in found]
+        commands = [command for command in COMMANDS.values() if command.name.startswith(incomplete)]
+        items = [CompletionItem(command.name, help=command.summary) for command in commands]
         return items or click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(

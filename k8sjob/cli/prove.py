@@ -33,12 +33,12 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
 
     try:
         spec = job.load(local=True)
-        given = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
-        asked = spec.replicas.nproc_per_node if given else None
+        is_set = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
+        nproc = spec.replicas.nproc_per_node if is_set else None
         with job.located():
             shown = output == "table" and not quiet and sys.stderr.isatty()
             progress = print_status if shown else (lambda _text: None)
-            proof = prove(spec, nproc=asked, steps=steps, folder=job.folder, progress=progress)
+            proof = prove(spec, nproc=nproc, steps=steps, folder=job.folder, progress=progress)
     except K8sJobError as error:
         fail(str(error))
         return 2

@@ -125,19 +125,19 @@ class _Line:
         self._next = time.monotonic() + _FIRST
         self.written = False
 
-    def __call__(self, sent: int, total: int) -> None:
-        self._show("sending", sent, total)
+    def __call__(self, done: int, total: int) -> None:
+        self._show("sending", done, total)
 
     def packing(self, packed: int, total: int) -> None:
         """The progress of packing the code, before it is sent."""
         self._show("packing", packed, total)
 
-    def _show(self, what: str, done: int, total: int) -> None:
+    def _show(self, activity: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + _REPORT_SECONDS[self._terminal]
-        text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
+        text = safe_line(f"{activity}: {shown_size(min(done, total))} of {shown_size(total)}")
         click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
         self.written = self._terminal
 
@@ -188,21 +188,21 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
 def _expected(pushed: Pushed, *, mounts: bool) -> str:
     """A line about the data that would be sent."""
     *base, layer, config = pushed.blobs
-    own, below = (
+    own_size, base_size = (
         sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)
         for blobs in ([layer, config], base)
     )
     unless = " unless the registry mounts them" if mounts else ""
-    more = f", and {shown_size(below)} of the base{unless}"
-    return f"would send {shown_size(own)}{more if below else ''}"
+    more = f", and {shown_size(base_size)} of the base{unless}"
+    return f"would send {shown_size(own_size)}{more if base_size else ''}"
 
 
 def _transfers(pushed: Pushed) -> str:
     """Lines about how the parts of the image got to the registry."""
     words = {Sent.UPLOADED: "sent", Sent.MOUNTED: "mounted", Sent.THERE: "already there"}
     parts = []
-    for sent, word in words.items():
-        sizes = [blob.size for blob in pushed.blobs if blob.sent is sent]
+    for transfer, word in words.items():
+        sizes = [blob.size for blob in pushed.blobs if blob.sent is transfer]
         if sizes:
             parts.append(f"{word}: {counted(len(sizes), 'part')} ({shown_size(sum(sizes))})")
     return ", ".join(parts)

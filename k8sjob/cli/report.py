@@ -62,17 +62,17 @@ def report_command(job: str, path: Path | None, force: bool, place: Place) -> No
 def page(backend: Backend, snapshot: Snapshot) -> str:
     """A job as an HTML page; what the job and its cluster wrote is escaped."""
     status, reached = job_status(snapshot), read_reached(backend, snapshot)
-    found = findings(backend, snapshot)
+    causes = findings(backend, snapshot)
     times = moments(created=status.created, started=status.started, finished=status.finished)
     rows: dict[str, object] = {
-        "message": "" if found else status.message,
+        "message": "" if causes else status.message,
         **times,
         **moments(recorded=snapshot.at),
         "environment": environment(reached.last_group),
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }
-    why = [part for one in found for part in finding_parts(one)]
+    why = [part for cause in causes for part in finding_parts(cause)]
     parts = [
         card(
             str(status.ref),

@@ -64,12 +64,12 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
     plan = plan_there(backend.snapshot(ref).job)
     cluster = place.connect(ref.namespace)
     _confirm(job, plan.spec, f"in {cluster.context}, namespace {cluster.namespace}", yes=yes)
-    made = submit_plan(plan, cluster, report=print_status)
-    line(f"{made.ref} created")
+    submitted = submit_plan(plan, cluster, report=print_status)
+    line(f"{submitted.ref} created")
     if detach:
-        print_status(f"follow it: k8sjob watch {made.ref}{place.options}")
+        print_status(f"follow it: k8sjob watch {submitted.ref}{place.options}")
         return 0
-    return attach(cluster, made.ref, place, logs=not no_logs, **shown)
+    return attach(cluster, submitted.ref, place, logs=not no_logs, **shown)
 
 
 def _confirm(job: str, spec: JobSpec, where: str, *, yes: bool) -> None:

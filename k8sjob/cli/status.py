@@ -104,11 +104,11 @@ def _show(
         table(header, [_replica_row(replica, restarts) for replica in status.replicas])
 
 
-def _explain(found: Sequence[Finding]) -> None:
+def _explain(findings: Sequence[Finding]) -> None:
     """The first finding of `why`."""
     from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
 
-    for finding in found[:1]:
+    for finding in findings[:1]:
         click.echo()
         show_finding(finding)
 

@@ -33,7 +33,7 @@ def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Plac
     from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - once the packages are there
     from k8sjob.ui.server import HOST, Page, Server, listen  # noqa: PLC0415 - the same
 
-    stored = [open_record(one) for one in records]
+    stored = [open_record(location) for location in records]
     jobs = Jobs(
         None if place.is_cluster else local_backend(),
         _cluster(place),

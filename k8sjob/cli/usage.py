@@ -71,12 +71,11 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
         listed, failed, _ = all_jobs(labels, place)
         chosen = [(backend, JobRef.of(snapshot.job)) for backend, snapshot in listed]
 
-    def read(one: tuple[Backend, JobRef]) -> Usage | None:
-        backend, ref = one
+    def read(job: tuple[Backend, JobRef]) -> Usage | None:
+        backend, ref = job
         try:
-            return read_usage(
-                backend, backend.snapshot(ref), since=since
-            )  # a list lacks ended Pods
+            # Read again, since the jobs of a list lack the Pods that have ended.
+            return read_usage(backend, backend.snapshot(ref), since=since)
         except (JobNotFound, JobTooLarge) as error:
             if jobs:
                 raise
@@ -84,33 +83,33 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
                 fail(str(error))
             return None  # or it was deleted since it was listed
 
-    found = [one for one in in_parallel(read, chosen) if one and one.total]
+    usages = [usage for usage in in_parallel(read, chosen) if usage and usage.total]
     if output != "table":
-        document([_document(one, price) for one in found], output)
-    elif not found:
+        document([_document(usage, price) for usage in usages], output)
+    elif not usages:
         print_status("no job has used anything in that time")
     else:
-        _show(_grouped(found, by, group["label"]), price)
-        _advise(found)
+        _show(_grouped(usages, by, group["label"]), price)
+        _advise(usages)
     return int(failed)
 
 
-def _document(one: Usage, price: float | None) -> dict[str, Any]:
-    cost = None if price is None else round(one.held / 3600 * price, 2)
-    return {**one.as_dict(), "cost": cost}
+def _document(usage: Usage, price: float | None) -> dict[str, Any]:
+    cost = None if price is None else round(usage.held / 3600 * price, 2)
+    return {**usage.as_dict(), "cost": cost}
 
 
-def _grouped(found: Iterable[Usage], by: str, label: str | None = None) -> _Groups:
+def _grouped(usages: Iterable[Usage], by: str, label: str | None = None) -> _Groups:
     """Device seconds by use, of each group and kind of device."""
     groups: dict[tuple[str, str], list[Mapping[Use, float]]] = defaultdict(list)
-    for one in found:
+    for usage in usages:
         if by == "node":
-            for node, seconds in one.nodes.items():
-                groups[node or "(not known)", one.device].append(seconds)
+            for node, seconds in usage.nodes.items():
+                groups[node or "(not known)", usage.device].append(seconds)
             continue
-        names = {"job": str(one.ref), "namespace": one.ref.namespace}
-        name = one.labels.get(label, f"(no {label})") if label else names[by]
-        groups[name, one.device].append(one.seconds)
+        names = {"job": str(usage.ref), "namespace": usage.ref.namespace}
+        name = usage.labels.get(label, f"(no {label})") if label else names[by]
+        groups[name, usage.device].append(usage.seconds)
     return {group: _sum(parts) for group, parts in groups.items()}
 
 
@@ -124,42 +123,40 @@ def _sum(many: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
 
 def _show(groups: _Groups, price: float | None) -> None:
     """A row a group, and their sum: hours, and the part of each use."""
-    known = [use for use in Use if any(seconds.get(use) for seconds in groups.values())]
-    rows = [
-        (name, device, seconds)
-        for (name, device), seconds in sorted(groups.items(), key=lambda one: -sum(one[1].values()))
-    ]
+    uses = [use for use in Use if any(seconds.get(use) for seconds in groups.values())]
+    rows = [(name, device, seconds) for (name, device), seconds in groups.items()]
+    rows.sort(key=lambda row: sum(row[2].values()), reverse=True)
     devices = dict.fromkeys(device for _, device, _ in rows)
     for device in devices if len(rows) > len(devices) else ():
-        every = _sum(seconds for _, of, seconds in rows if of == device)
+        every = _sum(seconds for _, row_device, seconds in rows if row_device == device)
         rows.append(("all", device, every))
-    header = ["NAME", "HOURS", *(use.upper() for use in known), *["COST"] * (price is not None)]
-    table(header, [_row(name, device, seconds, known, price) for name, device, seconds in rows])
+    header = ["NAME", "HOURS", *(use.upper() for use in uses), *["COST"] * (price is not None)]
+    table(header, [_row(name, device, seconds, uses, price) for name, device, seconds in rows])
 
 
 def _row(
-    name: str, device: str, seconds: dict[Use, float], known: Iterable[Use], price: float | None
+    name: str, device: str, seconds: dict[Use, float], uses: Iterable[Use], price: float | None
 ) -> list[object]:
     whole = sum(seconds.values())
-    parts = [f"{seconds[use] / whole:.1%}" if seconds.get(use) else "" for use in known]
+    parts = [f"{seconds[use] / whole:.1%}" if seconds.get(use) else "" for use in uses]
     cost = [] if price is None else [f"{held_seconds(seconds) / 3600 * price:.2f}"]
     return [name, f"{shown_hours(whole)} {device}", *parts, *cost]
 
 
-def _advise(found: Sequence[Usage]) -> None:
+def _advise(usages: Sequence[Usage]) -> None:
     """The largest part of all that could be less, and nodes that were slow again and again."""
-    for device in dict.fromkeys(one.device for one in found):
-        alike = [one for one in found if one.device == device]
-        largest = replace(alike[0], seconds=_sum(one.seconds for one in alike))
+    for device in dict.fromkeys(usage.device for usage in usages):
+        alike = [usage for usage in usages if usage.device == device]
+        largest = replace(alike[0], seconds=_sum(usage.seconds for usage in alike))
         if use := largest.avoidable:
             by_job = _grouped(alike, "job")
             by_name = {name: uses.get(use, 0.0) for (name, _), uses in by_job.items()}
             most = max(by_name, key=by_name.__getitem__)
             click.echo()
             line(largest.note + (f"; the most for: {most}" if len(by_name) > 1 else ""))
-    for node, jobs in slow_nodes(found).items():
-        lost = shown_hours(sum(one.slowed[node] for one in jobs))
-        named = first_names([str(one.ref) for one in jobs], _MOST_NAMED)
+    for node, jobs in slow_nodes(usages).items():
+        lost = shown_hours(sum(usage.slowed[node] for usage in jobs))
+        named = first_names([str(usage.ref) for usage in jobs], _MOST_NAMED)
         click.echo()
         line(
             f"node {node} was the slowest of {counted(len(jobs), 'job')}: the others waited {lost}"

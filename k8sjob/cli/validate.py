@@ -52,16 +52,15 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
             rendered = render(spec)  # whether an overlay fits shows only in the manifest
             check_script(spec, job.folder)
     except SpecError as error:
-        result.update(
-            valid=False, problems=[one.as_dict("field", "line", "column") for one in error.findings]
-        )
-        return result, str(error)
+        problems = [problem.as_dict("field", "line", "column") for problem in error.findings]
+        return {**result, "valid": False, "problems": problems}, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     of_image = image_warnings(spec, spec.image_reference)
     result["warnings"] = [*remarks(spec), *of_image, *old_base(spec)]
     if "hostNetwork: true" in rendered:  # of the few jobs that have it
-        of_dns = (one for one in lint_manifest(rendered) if one.id == "host-network-dns")
-        result["warnings"] += [finding.text for finding in of_dns]
+        for finding in lint_manifest(rendered):
+            if finding.id == "host-network-dns":
+                result["warnings"].append(finding.text)
     size = f"{counted(spec.nnodes, 'pod')}, {counted(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 

@@ -58,19 +58,19 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         else:
             document(took.as_dict(), output)
         return
-    found = findings(backend, snapshot)
+    causes = findings(backend, snapshot)
     if output != "table":
-        document([as_data(one) for one in found], output)
+        document([as_data(cause) for cause in causes], output)
         return
-    for one in found:
-        show_finding(one)
+    for cause in causes:
+        show_finding(cause)
     if backend.recorded:
         from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - only for records
 
         if ran := environment(read_reached(backend, snapshot).last_group):
             line(f"ran: {ran}")
     state = job_status(snapshot).state
-    if found:
+    if causes:
         return
     succeeded = state is JobState.SUCCEEDED
     line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
@@ -81,28 +81,28 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         line(used.note)
 
 
-def show_finding(found: Finding) -> None:
+def show_finding(cause: Finding) -> None:
     """Print a finding, without the control sequences of a container or a cluster."""
-    shown = finding(Event(EventKind.FINDING, as_data(found), replica=found.replica))
+    shown = finding(Event(EventKind.FINDING, as_data(cause), replica=cause.replica))
     console_for(sys.stdout).print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
 
 
-def _show_timing(found: Timing) -> None:
+def _show_timing(timing: Timing) -> None:
     """Print the phases, the replicas side by side, and what is not known."""
     whole = "no first training step is known"
-    if found.seconds is not None:
-        whole = f"about {found.seconds:.0f} s from its {found.since} to the first training step"
-    line(f"{found.ref}: {whole}")
-    if found.phases:
+    if timing.seconds is not None:
+        whole = f"about {timing.seconds:.0f} s from its {timing.since} to the first training step"
+    line(f"{timing.ref}: {whole}")
+    if timing.phases:
         click.echo()
         header = ["UNTIL", "TOOK", "AT", "REPLICA", "DETAIL"]
-        table(header, [_phase(phase) for phase in found.phases])
-    if len(found.replicas) > 1:
+        table(header, [_phase(phase) for phase in timing.phases])
+    if len(timing.replicas) > 1:
         click.echo()
-        _show_rows(found.replicas)
-    if found.notes or found.missing:
+        _show_rows(timing.replicas)
+    if timing.notes or timing.missing:
         click.echo()
-    for note in (*found.notes, *(f"unknown: {missing}" for missing in found.missing)):
+    for note in (*timing.notes, *(f"unknown: {missing}" for missing in timing.missing)):
         line(note)
 
 
@@ -114,15 +114,15 @@ def _phase(phase: Phase) -> list[str]:
 def _show_rows(rows: Sequence[Row]) -> None:
     """Print the rows of the replicas; of many, those that started last."""
     shown = sorted(rows, key=lambda row: -(row.container or 0.0))[:_MOST_ROWS]
-    moments = [one.name for one in fields(Row)][2:]
-    known = [name for name in moments if any(getattr(row, name) is not None for row in shown)]
+    moments = [field.name for field in fields(Row)][2:]
+    columns = [name for name in moments if any(getattr(row, name) is not None for row in shown)]
     header = [
         "REPLICA",
         "NODE",
-        *(_COLUMNS.get(name, name.replace("_", " ").upper()) for name in known),
+        *(_COLUMNS.get(name, name.replace("_", " ").upper()) for name in columns),
     ]
-    cells = ([_at(getattr(row, name)) for name in known] for row in shown)
-    table(header, [[row.name, row.node, *each] for row, each in zip(shown, cells, strict=True)])
+    cells = ([_at(getattr(row, name)) for name in columns] for row in shown)
+    table(header, [[row.name, row.node, *times] for row, times in zip(shown, cells, strict=True)])
     if len(rows) > len(shown):
         line(f"and {len(rows) - len(shown)} more, started earlier; -o json has them all")
 

@@ -80,7 +80,7 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
 
     try:
         files = backend.folder(ref)
-        code = follow(backend, ref, interrupted=stop, files=files, seen=reached.add)
+        code = follow(backend, ref, interrupted=stop, files=files, on_event=reached.add)
     except JobNotFound:
         raise deleted(ref) from None
     finally:

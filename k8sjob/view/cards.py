@@ -103,13 +103,13 @@ def _result(result: RunResult) -> str:
     }
     rows |= {name: value for name, value in result.metrics.items() if name not in rows}
     losses = [loss for row in result.history if isinstance(loss := row.get("loss"), int | float)]
-    parts = [part for one in result.why for part in finding_parts(one)]
+    parts = [part for cause in result.why for part in finding_parts(cause)]
     if not ok or len(result.replicas) > 1:
         parts.append(replica_table(result))
     drawn = curve(enumerate(losses), "loss")
     return card(result.ref.name, rows, *parts, drawn, state=result.state)
 
 
-def finding_parts(found: Finding) -> list[Html]:
+def finding_parts(finding: Finding) -> list[Html]:
     """A finding and its next step."""
-    return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]
+    return [paragraph("why:", finding.message, bad=True), paragraph("next:", finding.next_step)]

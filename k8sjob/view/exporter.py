@@ -35,17 +35,17 @@ class JobCollector:
     """Reads the jobs whenever Prometheus asks.
 
     Args:
-        read: the jobs, each with its back end, and whether a place could not be read.
+        jobs: returns the jobs, each with its back end, and whether a place could not be read.
     """
 
-    def __init__(self, read: Callable[[], tuple[Sequence[tuple[Backend, Snapshot]], bool]]) -> None:
-        self._read = read
+    def __init__(self, jobs: Callable[[], tuple[Sequence[tuple[Backend, Snapshot]], bool]]) -> None:
+        self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of all existing jobs; metrics of training for the running ones."""
         up = GaugeMetricFamily("k8sjob_up", "Whether the jobs could be read.")
         try:
-            jobs, failed = self._read()
+            jobs, failed = self._jobs()
         except BackendError:
             jobs, failed = [], True
         up.add_metric([], not failed)

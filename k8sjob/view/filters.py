@@ -143,8 +143,9 @@ class Errors:
             if rank is None and line != _HEAD and not _is_in_frame(line):  # the error itself
                 self._close(key)
             return
-        for other in [one for one in self._open if one[0] == event.replica or not event.replica]:
-            self._close(other)
+        for replica, process in list(self._open):
+            if replica == event.replica or not event.replica:
+                self._close((replica, process))
         if self._verbose or not _AGAIN.fullmatch(written):
             self._show(event, written)
 

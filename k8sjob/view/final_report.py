@@ -38,8 +38,8 @@ def report(
     """The curves, how the job ended, what it reached, why it failed, and what to do next."""
     lines = _curves(summary, min(width, MAX_WIDTH))
     lines.append(_outcome(summary))
-    for found in summary.findings:
-        lines += finding_lines(found)
+    for finding in summary.findings:
+        lines += finding_lines(finding)
     logged = [name for name in summary.logged if name not in {"epoch", "step"}]
     rows = {
         name: value if isinstance(value := summary.logged[name], str) else number(value)
@@ -115,8 +115,8 @@ def plot(*curves: Sequence[Point], width: int = 60, height: int = 9) -> list[str
         [(x, y) for x, y in curve if math.isfinite(x) and math.isfinite(y)] for curve in curves
     ]
     every = [point for points in finite for point in points]
-    left, right = (end(x for x, _ in every) if every else 0.0 for end in (min, max))
-    if left == right or all(len(points) < 2 for points in finite):
+    leftmost, rightmost = (end(x for x, _ in every) if every else 0.0 for end in (min, max))
+    if leftmost == rightmost or all(len(points) < 2 for points in finite):
         return []
     log = _is_log([y for _, y in every])
     low, high = min(y for _, y in every), max(y for _, y in every)
@@ -132,7 +132,8 @@ def plot(*curves: Sequence[Point], width: int = 60, height: int = 9) -> list[str
         top, value, bottom = map(math.log10, (high, y, low)) if log else (high, y, low)
         # Halved first: the difference of two floats may be more than a float can hold.
         down = (top / 2 - value / 2) / (top / 2 - bottom / 2 or 1.0) if high > low else 0.5
-        return round((x - left) / (right - left) * (columns - 1)), round(down * (height - 1))
+        across = (x - leftmost) / (rightmost - leftmost)
+        return round(across * (columns - 1)), round(down * (height - 1))
 
     for mark, points in zip(cycle(_MARKS), finite, strict=False):
         for column, row in _line([place(x, y) for x, y in points]):

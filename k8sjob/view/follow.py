@@ -51,7 +51,7 @@ def follow(
     verbose: bool = False,
     interrupted: Callable[[int], str | None] = lambda _times: None,
     files: JobFolder | None = None,
-    seen: Callable[[Event], object] = lambda _event: None,
+    on_event: Callable[[Event], object] = lambda _event: None,
     factor: float | None = None,
     outlives_reader: bool = False,
 ) -> int:
@@ -66,7 +66,7 @@ def follow(
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
             and returns a message, or None if the reader detaches from the job, as by default.
         files: the job's folder on this machine; the report names it, and what the job wrote.
-        seen: called with each event that is shown.
+        on_event: called with each event that is shown.
         factor: the job has ended, and is shown again, so many times as fast.
         outlives_reader: continue without output when a pipe is closed by its reader, as by head.
 
@@ -99,7 +99,7 @@ def follow(
         for batch in shown:
             write(partial(view.show, batch))
             for event in batch:
-                seen(event)
+                on_event(event)
             while answered < interrupts.count:
                 answered += 1
                 answer = interrupted(answered)

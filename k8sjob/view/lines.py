@@ -193,14 +193,14 @@ def values(metrics: Mapping[str, str | float]) -> str:
     )
 
 
-def finding_lines(found: Finding) -> list[Text]:
+def finding_lines(finding: Finding) -> list[Text]:
     """A finding as one paragraph and its next step as another."""
     head = Text("why: ", style="bold red")
-    if found.replica and not found.message.startswith(found.replica):
-        head.append(f"{found.replica}: ")
-    first, *rest = (found.message or found.id).splitlines() or [""]
-    lines = [head.append(first, style="default"), *(Text("     " + more) for more in rest)]
-    steps = found.next_step.splitlines()
+    if finding.replica and not finding.message.startswith(finding.replica):
+        head.append(f"{finding.replica}: ")
+    first, *following = (finding.message or finding.id).splitlines() or [""]
+    lines = [head.append(first, style="default"), *(Text("     " + more) for more in following)]
+    steps = finding.next_step.splitlines()
     return lines + [Text("next: ", style="bold").append(step, style="not bold") for step in steps]
 
 

@@ -205,9 +205,9 @@ class NotebookView:
             parts.append(paragraph("", "  ".join(filter(None, pieces))))
         curves = {"loss": summary.curve, **summary.curves}
         parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
-        for found in summary.findings:
-            parts.append(paragraph("why:", found.message or found.id, bad=True))
-            parts.append(paragraph("next:", found.next_step))
+        for finding in summary.findings:
+            parts.append(paragraph("why:", finding.message or finding.id, bad=True))
+            parts.append(paragraph("next:", finding.next_step))
         odd = {
             n: replica
             for n, replica in summary.replicas.items()
