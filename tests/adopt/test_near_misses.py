@@ -80,7 +80,7 @@ def test_a_job_inside_of_another_object_is_named_with_its_place(tmp_path):
     file = NEAR / "appwrapper.yaml"
     (problem,) = refused(file.read_text())
     (finding,) = lint(file)
-    for message in (problem.message, finding.message):
+    for message in (problem.text, finding.text):
         assert "PyTorchJob digits at spec.components[0].template" in message
 
 
@@ -130,7 +130,7 @@ def test_another_kind_of_job_is_named_with_the_next_command(name, step, tmp_path
     with pytest.raises(SpecError) as caught:
         JobSpec.from_yaml(file.read_text(), str(file))
     (finding,) = lint(file)
-    for message in (refused(file.read_text())[0].message, finding.message, str(caught.value)):
+    for message in (refused(file.read_text())[0].text, finding.text, str(caught.value)):
         assert kind in message
         assert step in message
         assert message.count("k8sjob adopt") == (kind == "CronJob")
