@@ -171,5 +171,5 @@ def test_all_temporary_files_are_made_here():
         and (node.attr if isinstance(node, ast.Attribute) else node.id) in makers
     }
     # In a folder of this module; with a lock of its own.
-    others = {"image/registry/oci_layout.py", "backends/local/state_folder.py"}
+    others = {"image/registry/oci_layout.py"}
     assert users == {"temporary.py", *others}

@@ -404,17 +404,14 @@ class Lifecycle:
             "nodeName": self._node,
             "restartPolicy": "Never" if policy == "ExitCode" else policy,
         }
+        phase = _PHASES.get(replica.state, replica.state.value)
         container = _container_status(replica) if replica.starts else {}
-        pod["status"] = {"phase": _phase(replica), "startTime": replica.created, **container}
+        pod["status"] = {"phase": phase, "startTime": replica.created, **container}
         return pod
 
     def _pod_reference(self, replica: Replica) -> Json:
         meta = {"name": self.pod_name(replica), "namespace": Object(self.job).namespace}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "uid": replica.uid}}
-
-
-def _phase(replica: Replica) -> str:
-    return _PHASES.get(replica.state, replica.state.value)
 
 
 def _container_status(replica: Replica) -> Json:
@@ -427,11 +424,8 @@ def _container_status(replica: Replica) -> Json:
         message = f"back-off {replica.pause:.0f}s restarting failed container={CONTAINER_NAME}"
         state = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
         last = replica.end
-    ready = {
-        "type": "Ready",
-        "status": "True" if is_ready else "False",
-        "lastTransitionTime": replica.started if is_ready else replica.end["finishedAt"],
-    }
+    since = replica.started if is_ready else replica.end["finishedAt"]
+    ready = {"type": "Ready", "status": str(is_ready), "lastTransitionTime": since}
     container = {
         "name": CONTAINER_NAME,
         "image": training(replica.group.pod.get("containers")).get("image", ""),
@@ -574,16 +568,9 @@ def set_condition(
     conditions = [c for c in before if c.get("type") not in replaced]
     if kind in ("Failed", "Succeeded"):
         conditions = [{**c, "status": "False"} if c["type"] == "Running" else c for c in conditions]
-    new = {
-        "type": kind,
-        "status": truth,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": (
-            old["lastTransitionTime"] if old.get("status") == truth else stamp(now)
-        ),
-    }
-    status["conditions"] = [*conditions, new]
+    since = old["lastTransitionTime"] if old.get("status") == truth else stamp(now)
+    new = {"type": kind, "status": truth, "reason": reason, "message": message}
+    status["conditions"] = [*conditions, {**new, "lastTransitionTime": since}]
 
 
 def is_expired(job: Json, now: datetime) -> bool:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
+from k8sjob.targets.field_types import fit
 from k8sjob.targets.jobs import DEFAULT, has_ended, job_of, replica_of
 from k8sjob.targets.lifecycle import fail
+from k8sjob.targets.object_types import object_shape
 
 if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import JobFolder, Store
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
+
+_STATE: Final[dict[str, Any]] = {
+    "job": object_shape(DEFAULT.kind),
+    "pods": [object_shape("Pod")],
+    "events": [object_shape("Event")],
+}
+"""The shape of state.json; see fit."""
 
 # --- the state of a run ---------------------------------------------------------------------------
 
@@ -56,12 +65,17 @@ def read_state(folder: JobFolder) -> Snapshot:
 
 
 def _read_valid_state(folder: JobFolder) -> Json:
-    """The state as it was written; BackendError if it is not the state of this job."""
-    state = read_json(folder.state)
+    """The state without nulls; BackendError if it is not the state of this job.
+
+    A field of a wrong type would end every command that reads it, `list` for all jobs.
+    """
+    state, wrong = fit(read_json(folder.state), _STATE)
     name, uid = (at_path(state, "job", "metadata", key) for key in ("name", "uid"))
-    if name == folder.name and uid and str(uid).startswith(folder.run):
+    whole = state.keys() == _STATE.keys() and name == folder.name
+    if whole and not wrong and uid and uid.startswith(folder.run):
         return state
-    raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
+    error = f"{field_path(wrong[0].path)} is not {wrong[0].expected}" if wrong else ""
+    raise BackendError(f"{folder.state} is damaged: {error or 'it is not the state of this job'}")
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
@@ -72,8 +86,7 @@ def _damaged(folder: JobFolder, error: Exception) -> Json:
         status = fail({}, LocalReason.STATE_DAMAGED, message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
     meta["creationTimestamp"] = stamp(when)
-    job = {"kind": DEFAULT.kind, "metadata": meta, "spec": {}}
-    job["status"] = status
+    job = {"kind": DEFAULT.kind, "metadata": meta, "spec": {}, "status": status}
     return {"job": job, "pods": [], "events": []}
 
 

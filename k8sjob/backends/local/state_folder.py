@@ -132,7 +132,8 @@ class JobFolder:
 
     def make(self) -> None:
         """Make it, with disk space for its end; OSError where there is no room for it."""
-        self._requests.mkdir(parents=True)
+        self.path.mkdir(mode=0o700)
+        self._requests.mkdir()
         self._ballast.write_bytes(b"\0" * _RESERVE_BYTES)
 
     def ask(self, verb: str, **details: Any) -> None:

@@ -213,12 +213,10 @@ class Supervisor:
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
         deadline = time.monotonic() + 2.0
+        self._stop("", 0.0)
         with suppress(Exception):
-            for container in self._containers.values():
-                container.stop(0.0)
-            while not all(container.poll() for container in self._containers.values()):
-                if time.monotonic() > deadline:
-                    break
+            while self._job.is_busy and time.monotonic() < deadline:
+                self._run_containers()  # whoever follows the job waits for the ends of its replicas
                 time.sleep(TICK_SECONDS)
         with suppress(Exception):
             self._folder.make_room()

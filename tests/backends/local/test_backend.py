@@ -634,7 +634,8 @@ def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):
     other, ref = (finished(make_plan("pass", name=name, workers=0)) for name in ("a", "b"))
     folder = backend.folder(ref)
     strangers = backend.folder(other).state.read_bytes()
-    incomplete = [b'{"job": 3}', b'{"job": {}, "pods": 1, "events": []}']
+    state = folder.state.read_bytes()
+    incomplete = [b'{"job": 3}', state.replace(b'"pods"', b'"x"'), state.replace(b'"Normal"', b"5")]
     for damage in (b"", b"{", b"[]", b"\0" * 500, b"[" * 100_000, *incomplete, strangers, None):
         folder.state.unlink() if damage is None else folder.state.write_bytes(damage)
         seen = {status.ref.name: status for status in map(job_status, backend.jobs())}

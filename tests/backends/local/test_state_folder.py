@@ -126,6 +126,7 @@ def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
     def fail():
         with store.draft() as draft:
             assert store.folders() == []
+            assert stat.S_IMODE(draft.path.stat().st_mode) == 0o700  # for this user alone
             raise BackendError(str(draft.path))
 
     with pytest.raises(BackendError):

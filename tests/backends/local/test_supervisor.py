@@ -29,3 +29,15 @@ def test_an_operator_that_ends_the_supervisor_stops_the_job(backend, wait, make_
     status = wait.end(ref)
     assert status.reason == "PyTorchJobStopped"
     assert "the supervisor of the job was terminated" in status.message
+
+
+def test_a_supervisor_that_fails_ends_its_replicas_and_shows_how(backend, wait, make_plan):
+    ref = backend.create(make_plan("import time; print('here', flush=True); time.sleep(99)"))
+    wait.text(ref, "here")
+    backend.folder(ref).ask("suspend")  # without the value that it needs
+    status = wait.end(ref)
+    assert status.message == "the supervisor of the job failed: 'value'"
+    assert [(replica.phase, replica.exit_code) for replica in status.replicas] == [
+        ("Stopped", 137),
+        ("Stopped", 137),
+    ]
