@@ -87,15 +87,15 @@ def with_earlier(
     if _explains_nothing(snapshot, diagnoses):
         with suppress(BackendError):  # there may be none
             recorded = record(JobRef.of(snapshot.job)).findings
-            earlier = (_recorded(item) for item in recorded if item["cause"] not in _PASSING)
+            earlier = (_recorded(f) for f in recorded if f["cause"] not in _PASSING)
             return [*earlier, *diagnoses]
     return diagnoses
 
 
-def _recorded(item: Json) -> Finding:
+def _recorded(finding: Json) -> Finding:
     """A finding of a record, whose writer may have put any command into its next step."""
-    step = f"its record says: {item['next_step']}"
-    return Finding(item["cause"], item["message"], step, replicas=tuple(item["replicas"]))
+    step, replicas = f"its record says: {finding['next_step']}", tuple(finding["replicas"])
+    return Finding(finding["cause"], finding["message"], step, replicas=replicas)
 
 
 def _explains_nothing(snapshot: Snapshot, diagnoses: Sequence[Finding]) -> bool:

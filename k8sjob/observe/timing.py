@@ -350,7 +350,7 @@ def _marks(
     pulling, pulled = _first_seen(_find(ours, "Pulling")), _find(ours, "Pulled")
     image = pulling or _first_seen(pulled)
     took = re.search(r" in ([0-9.hmsµn]+)", pulled.get("message", ""))
-    how = "was on the node" if pulled and not pulling else f"pulled in {took[1]}" if took else ""
+    detail = "was on the node" if pulled and not pulling else f"pulled in {took[1]}" if took else ""
     inits = list(_inits(pod, events, image))
     states = product(("state", "lastState"), ("running", "terminated"))
     starts = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
@@ -363,7 +363,7 @@ def _marks(
     yield "scheduling", scheduled, node and f"to {node}"
     yield "setup", inits[0][1] if inits else image, "network, volumes"
     yield from (("init", ended, name) for name, _, ended in inits)
-    yield "image", _first_seen(pulled), how
+    yield "image", _first_seen(pulled), detail
     yield "container", started, ""
 
 

@@ -224,33 +224,33 @@ def usage(
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
     waited: dict[int | None, float] = defaultdict(float)  # for a rank
     pods: defaultdict[str, list[Pod]] = defaultdict(list)
-    for item in snapshot.pods:
-        pods[replica_of(item)].append(Pod(item))
-    on = {name: items[-1].node for name, items in pods.items()}
+    for pod in map(Pod, snapshot.pods):
+        pods[replica_of(pod.raw)].append(pod)
+    node_of = {name: of_replica[-1].node for name, of_replica in pods.items()}
 
     @cache  # of large jobs most replicas are alike
     def one_device(replica: Holding) -> tuple[dict[Use, float], dict[int | None, float]]:
         uses: dict[Use, float] = defaultdict(float)
         slow: dict[int | None, float] = defaultdict(float)
         for span in _replica_spans(replica, spans, created, times.finished):
-            long = max(span.end - max(span.begin, begin), 0.0)
-            uses[span.use] += long * (1 - span.waits)
-            uses[Use.WAITING] += long * span.waits
-            slow[span.slowest] += long * span.waits
+            duration = max(span.end - max(span.begin, begin), 0.0)
+            uses[span.use] += duration * (1 - span.waits)
+            uses[Use.WAITING] += duration * span.waits
+            slow[span.slowest] += duration * span.waits
         return uses, slow
 
     for name, amount in _amounts(held_by, pods):
         uses, slow = one_device(holding(times, pods.get(name, [])))
-        for use, long in uses.items():
-            if long and amount:
-                seconds[use] += long * amount
-                nodes[on.get(name, "")][use] += long * amount
-        for rank, long in slow.items():
-            waited[rank] += long * amount
+        for use, duration in uses.items():
+            if duration and amount:
+                seconds[use] += duration * amount
+                nodes[node_of.get(name, "")][use] += duration * amount
+        for rank, duration in slow.items():
+            waited[rank] += duration * amount
     slowed: dict[str, float] = defaultdict(float)
-    for rank, long in waited.items():
-        if long and (node := _node_of(job, rank, on)):
-            slowed[node] += long
+    for rank, duration in waited.items():
+        if duration and (node := _node_of(job, rank, node_of)):
+            slowed[node] += duration
     return Usage(status.ref, device, seconds, nodes, slowed, job.labels)
 
 
@@ -266,8 +266,8 @@ def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]
         gpus.append((role, sum(float(n) for name, n in asked.items() if counts_gpus(name))))
         cpus.append((role, float(asked.get("cpu", 1))))
     on_cpus = any(event.get("reason") == TOO_FEW_GPUS for event in snapshot.events)
-    some = any(amount for role, amount in gpus if role.count > 0)
-    return ("GPU", gpus) if some and not on_cpus else ("CPU", cpus)
+    has_gpus = any(amount for role, amount in gpus if role.count > 0)
+    return ("GPU", gpus) if has_gpus and not on_cpus else ("CPU", cpus)
 
 
 def _amounts(
@@ -280,10 +280,10 @@ def _amounts(
         yield "", amount * max(role.count - len(present), 0)
 
 
-def _node_of(job: Job, rank: int | None, on: Mapping[str, str]) -> str:
+def _node_of(job: Job, rank: int | None, node_of: Mapping[str, str]) -> str:
     if rank is not None:
         with suppress(BackendError):  # the job has no such rank
-            return on.get(replica_of_rank(job, rank), "")
+            return node_of.get(replica_of_rank(job, rank), "")
     return ""
 
 

@@ -119,11 +119,11 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     displacements = displaced(facts)
     # What ended a job that was stopped is the stop.
     ends = [] if facts.status.state is JobState.STOPPED else facts.ends
-    again = {end.replica for end in facts.restarts}
+    restarted = {end.replica for end in facts.restarts}
     failed = [
         end
         for end in ends
-        if end.replica not in again and not ended_by_displacement(facts, end, displacements)
+        if end.replica not in restarted and not ended_by_displacement(facts, end, displacements)
     ]
     # A rank that lost a peer says nothing new where the peer's end is known.
     has_cause = bool(failed or displacements)
@@ -210,17 +210,17 @@ def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[F
     message, step = finding.message, finding.next_step
     status = next((r for r in facts.status.replicas if r.name == first.replica), None)
     if status and status.situation == "CrashLoopBackOff":
-        again = (
+        next_start = (
             "" if facts.status.state.finished else "; the next start is at most five minutes away"
         )
-        message += f" (restarted {counted(status.restarts, 'time')}{again})"
-    same = [
+        message += f" (restarted {counted(status.restarts, 'time')}{next_start})"
+    similar = [
         end
         for end in failed
         if end is not first and end.exit_code == first.exit_code and not is_consequence(facts, end)
     ]
-    if same:
-        message += f"; {len(same)} more ended with the same exit code"
+    if similar:
+        message += f"; {len(similar)} more ended with the same exit code"
     over = facts.runs_again(first.replica)
     if over or first in facts.restarts:
         failed_at = datetime.fromtimestamp(first.time, UTC) if first.time else None
@@ -232,7 +232,7 @@ def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[F
                 "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has"
                 " one, policy.max_restarts"
             )
-    replicas = tuple(dict.fromkeys((*finding.replicas, *(end.replica for end in same))))
+    replicas = tuple(dict.fromkeys((*finding.replicas, *(end.replica for end in similar))))
     severity = Severity.WARNING if over else Severity.ERROR
     return replace(finding, message=message, next_step=step, replicas=replicas, severity=severity)
 

@@ -206,12 +206,12 @@ def _lost_by_node(facts: Facts, end: Failure) -> Finding | None:
         return None
     pod = facts.pod(end.replica)
     node = pod.node if pod else ""
-    again = "submit the job again" if facts.status.state.finished else "it is started again"
+    restart = "submit the job again" if facts.status.state.finished else "it is started again"
     return _finding(
         end,
         Cause.NODE_LOST,
         f"its node{f' {node}' * bool(node)} restarted, or lost its container",
-        f"{again}: with checkpoints the job continues from the newest one; if this happens again,"
+        f"{restart}: with checkpoints the job continues from the newest one; if this happens again,"
         f" have the node checked: kubectl describe node {node or 'NODE'}",
     )
 
@@ -302,8 +302,8 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         return None
     for event in facts.kubelet_kills.values():
         pod = Object(event).part("involvedObject").get("name", "")
-        first = moment(event.get("firstTimestamp")) or event_time(event)
-        began = first.timestamp() <= end.time + _CLOCK_TOLERANCE
+        first_seen = moment(event.get("firstTimestamp")) or event_time(event)
+        began = first_seen.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
         if began and lasted and facts.target.replica_named(facts.job, pod) == end.replica:
             problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"

@@ -321,8 +321,8 @@ class Facts:
         for pod in map(objects.Pod, self.snapshot.pods):
             replica = replica_of(pod.raw) or self.target.replica_named(self.job, pod.name)
             replica = replica or pod.name.removeprefix(f"{self.name}-")
-            about = events[pod.name, pod.uid]  # earlier Pods had other uids
-            pods.append(ReplicaPod(pod.raw, replica, tuple(about)))
+            pod_events = events[pod.name, pod.uid]  # earlier Pods had other uids
+            pods.append(ReplicaPod(pod.raw, replica, tuple(pod_events)))
         return tuple(pods)
 
     def pod(self, replica: str) -> ReplicaPod | None:
@@ -427,8 +427,8 @@ class Facts:
             for record in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
             if not (started and (ended := moment(record.time)) and ended < started)
         ]
-        whole = (_end(*record[:5]) for record in recorded if record.whole)
-        for end in (*whole, *self._ends_of_pods()):
+        detailed = (_end(*record[:5]) for record in recorded if record.whole)
+        for end in (*detailed, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:
                 newest[end.replica] = end
         for record in reversed(recorded):

@@ -214,9 +214,9 @@ def load_rules(name: str) -> tuple[Rule, ...]:
 
 def _rule(fields: Mapping[str, Any], classes: Mapping[str, str]) -> Rule:
     pattern, types = fields["pattern"], fields.get("types", "")
-    whole = pattern if isinstance(pattern, str) else "|".join(pattern)
+    joined = pattern if isinstance(pattern, str) else "|".join(pattern)
     cause = Cause(fields.get("cause", Cause.CRASH))
-    return Rule(**{**fields, "pattern": whole, "cause": cause, "types": classes.get(types, types)})
+    return Rule(**{**fields, "pattern": joined, "cause": cause, "types": classes.get(types, types)})
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:

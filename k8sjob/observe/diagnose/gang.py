@@ -49,7 +49,7 @@ def gang_waits(facts: Facts) -> Iterator[Finding]:
 
 def _explained(facts: Facts, group: Object) -> Finding:
     queue, size = str(group.spec.get("queue") or "default"), group.spec.get("minMember")
-    queues = {Object(item).name: Object(item) for item in facts.of_kind("Queue")}
+    queues = {queue.name: queue for queue in map(Object, facts.of_kind("Queue"))}
     room = queues.get(queue, Object({}))
     look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(queue)}"
     step = f"change gang.queue in the job; {look}"

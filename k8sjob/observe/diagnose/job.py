@@ -183,16 +183,16 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
 def companion_gone(facts: Facts) -> Iterator[Finding]:
     """Somebody deleted the job's companion object."""
-    beside, last = facts.target.companion, facts.job_events[-1:]
-    if beside is None or facts.status.state.finished:
+    companion, newest = facts.target.companion, facts.job_events[-1:]
+    if companion is None or facts.status.state.finished:
         return
-    gone = (beside.resource, facts.name) in facts.not_found
-    events = [event for event in last if beside.is_missed(event.get("message", ""))]
+    gone = (companion.resource, facts.name) in facts.not_found
+    events = [event for event in newest if companion.is_missed(event.get("message", ""))]
     if gone or events:
-        which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
+        missing = f"{companion.resource}/{facts.name}" if gone else one_line(events[0]["message"])
         yield Finding(
             Cause.COMPANION,
-            f"{which} does not exist: {beside.use}",
+            f"{missing} does not exist: {companion.use}",
             "recreate the job with k8sjob submit --replace, or that object as it was",
         )
 
@@ -224,8 +224,8 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     labels = facts.target.controller.deployment
     look = f"(kubectl get deployment -A -l {labels}) " if labels else ""
     step = f"check whether it runs {look}and its logs; it continues with the job when it is back"
-    last = max(_activity_times(facts), default=None)
-    if last is None:
+    active = max(_activity_times(facts), default=None)
+    if active is None:
         if status.created and now - status.created > _ANSWER:
             yield Finding(
                 Cause.OPERATOR_SILENT,
@@ -233,11 +233,11 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
                 f" has no status, no events and no pods{_operator_deployment(facts)}",
                 step,
             )
-    elif now - last > _SILENCE + timedelta(seconds=facts.target.controller.delay):
+    elif now - active > _SILENCE + timedelta(seconds=facts.target.controller.delay):
         yield Finding(
             Cause.OPERATOR_SILENT,
             f"{listed(facts.missing)}: no pod, and {name} has created none; its last status"
-            f" is {age(last, now)} old{_operator_deployment(facts)}",
+            f" is {age(active, now)} old{_operator_deployment(facts)}",
             step,
             replicas=facts.missing,
         )
@@ -346,8 +346,8 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
     ]
     bad = list(takewhile(lambda event: not math.isfinite(event.data["loss"]), reversed(reports)))
     if bad and len(bad) >= min(2, len(reports)):
-        first = bad[-1].data
-        epoch, step = first.get("epoch"), first.get("step")
+        report = bad[-1].data
+        epoch, step = report.get("epoch"), report.get("step")
         counted = int(bad[-1].kind == EventKind.PROGRESS)  # from 0
         since = "in all known steps"
         if isinstance(epoch, int):

@@ -306,10 +306,10 @@ def _nccl_error(lines: Sequence[str]) -> Explanation | None:
     if error is None:
         return None
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
-    last = f": {_plain(lines[after])}" if after < len(lines) else ""
+    detail = f": {_plain(lines[after])}" if after < len(lines) else ""
     return Explanation(
         Cause.NCCL,
-        f"NCCL failed: {error[1]}{last}",
+        f"NCCL failed: {error[1]}{detail}",
         "set NCCL_DEBUG=WARN in run.env to see NCCL's reason",
     )
 

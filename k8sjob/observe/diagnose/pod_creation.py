@@ -53,7 +53,7 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
         if event.get("reason") in refusals and not missed and not _is_there(facts, message, event):
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
-    same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
+    alike: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
     explanations = [explanation for explanation, _ in newest.values()]
     for (replica, cause), (explanation, event) in newest.items():
         less_specific = _is_less_specific(explanation, explanations)
@@ -61,8 +61,8 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
             # A quota's amounts change all along.
             problem = "" if cause is Cause.QUOTA else without_replica(explanation.problem)
             key = cause, problem, without_replica(explanation.next_step)
-            same[key].append((replica, explanation))
-    for members in same.values():
+            alike[key].append((replica, explanation))
+    for members in alike.values():
         yield _merged(facts, members)
 
 
@@ -71,9 +71,9 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     replicas = tuple(replica for replica, _ in members if replica) or facts.missing
     more = len(set(facts.missing) - set(replicas))
     missing = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
-    last = members[-1][1]
-    message = f"{listed(replicas)}{missing}: {last.problem}"
-    return Finding(last.cause, message, last.next_step, replicas=replicas)
+    newest = members[-1][1]
+    message = f"{listed(replicas)}{missing}: {newest.problem}"
+    return Finding(newest.cause, message, newest.next_step, replicas=replicas)
 
 
 def _is_less_specific(explanation: Explanation, explanations: Iterable[Explanation]) -> bool:

@@ -169,13 +169,14 @@ def _stopped(facts: Facts, workload: Json, evicted: Condition) -> str:
         return ""
     reason = f"{evicted.reason}: {one_line(evicted.message)}"
     if preemptor := _PREEMPTOR.search(evicted.message):
-        by = next((w for w in facts.of_kind("Workload") if Object(w).uid == preemptor[1]), None)
-        who = _job_of(by) if by else f"the job with the uid {preemptor[2]}"
-        reason = f"preempted by {who} ({Object(workload).condition('Preempted').reason})"
-    again = Object(workload).part("status", "requeueState").get("requeueAt")
+        workloads = facts.of_kind("Workload")
+        jobs = (_job_of(w) for w in workloads if Object(w).uid == preemptor[1])
+        job = next(jobs, f"the job with the uid {preemptor[2]}")
+        reason = f"preempted by {job} ({Object(workload).condition('Preempted').reason})"
+    retry = Object(workload).part("status", "requeueState").get("requeueAt")
     when = ago(evicted.since, facts.now)
     return f"; Kueue stopped it{when}: {reason}" + (
-        f", and tries again at {again}" if again else ""
+        f", and tries again at {retry}" if retry else ""
     )
 
 
@@ -193,9 +194,9 @@ def _holders(facts: Facts, reason: str) -> str:
         admission = Object(workload).part("status", "admission")
         if admission.get("clusterQueue") not in {Object(queue).name for queue in queues}:
             continue
-        for part in admission.get("podSetAssignments") or ():
-            if Object(part).part("flavors").get(resource) == flavor:
-                used = amounts(part.get("resourceUsage")).get(resource, Decimal())
+        for assignment in admission.get("podSetAssignments") or ():
+            if Object(assignment).part("flavors").get(resource) == flavor:
+                used = amounts(assignment.get("resourceUsage")).get(resource, Decimal())
                 held[_job_of(workload)] += used
     if not held:
         return ""

@@ -98,10 +98,10 @@ def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str
     nodes = _NODES.match(message)
     # After the first sentence the scheduler speaks of preemption.
     sentences = message[nodes.end() :] if nodes else ""
-    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", sentences)[0]
-    reasons = [(int(count), reason) for count, reason in _REASONS.findall(first.rstrip(". "))]
+    sentence = re.split(r"\. (?:preemption:|no new claims)|, no new claims", sentences)[0]
+    reasons = [(int(count), reason) for count, reason in _REASONS.findall(sentence.rstrip(". "))]
     if not nodes or not reasons:
-        problem = first.rstrip(".") if nodes else message
+        problem = sentence.rstrip(".") if nodes else message
         return f"no node accepts it: {problem}", [f"for the full message: {_describe(facts)}"]
     explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
     steps = list(dict.fromkeys(step for _, step in explained if step))
