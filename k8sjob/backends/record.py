@@ -179,11 +179,11 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     return Snapshot(job, pods, events, at), related, findings
 
 
-def _typed(kind: str, item: Json) -> Json:
-    item, problem = typed_object(kind, item)
+def _typed(kind: str, raw: Json) -> Json:
+    raw, problem = typed_object(kind, raw)
     if problem:
-        raise ValueError(f"of its {kind} {Object(item).name} {problem}")
-    return item
+        raise ValueError(f"of its {kind} {Object(raw).name} {problem}")
+    return raw
 
 
 def _launched(recorded: Any) -> Launched | None:
@@ -303,7 +303,7 @@ class Records:
     def mark(self, ref: JobRef, word: str) -> bool:
         """Note something about a job; False where it was noted before."""
         try:
-            self._made(self.path(ref).with_suffix(f".{word}")).touch(exist_ok=False)
+            self._with_folder(self.path(ref).with_suffix(f".{word}")).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -315,7 +315,7 @@ class Records:
 
     def keep_message(self, name: str, text: str) -> None:
         """Keep a message that waits to be sent."""
-        with whole_file(self._made(self._root / UNSENT / name)) as out:
+        with whole_file(self._with_folder(self._root / UNSENT / name)) as out:
             out.write(text.encode(errors="replace"))
 
     def drop_message(self, name: str) -> None:
@@ -333,7 +333,7 @@ class Records:
 
         The namespace that has most gives way first, so that no team removes another's records.
         """
-        path = self._made(self.path(ref))
+        path = self._with_folder(self.path(ref))
         with whole_file(path) as out:
             write_record(
                 backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
@@ -363,8 +363,8 @@ class Records:
         heaviest = (record for record in older if weights[record.parent] == most)
         return next(heaviest, next(iter(older), None))
 
-    def _made(self, path: Path) -> Path:
-        """A path of these, whose folder is made."""
+    def _with_folder(self, path: Path) -> Path:
+        """The path, once its folder exists, which only this user may read."""
         self._store.make()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path

@@ -111,13 +111,13 @@ class Errors:
         for event in events:
             self._take(event)
         late = self._clock() - _PATIENCE_S
-        return self._given([key for key, block in self._open.items() if block.written <= late])
+        return self._closed([key for key, block in self._open.items() if block.written <= late])
 
     def rest(self) -> Sequence[Event]:
         """The output that is still held back, at the end."""
-        return self._given(list(self._open), last=True)
+        return self._closed(list(self._open), last=True)
 
-    def _given(
+    def _closed(
         self, complete: Iterable[tuple[str, str | None]], *, last: bool = False
     ) -> list[Event]:
         for key in complete:

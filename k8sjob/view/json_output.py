@@ -149,9 +149,9 @@ def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobPro
             merge.add(str(number), partial(_read, backend, snapshot))
         end = time.monotonic() + WAIT_S
         while merge.open and (patience := end - time.monotonic()) > 0:
-            item = merge.get(patience)
-            if isinstance(item, tuple):
-                progress_by_job.update([item])
+            pair = merge.get(patience)
+            if isinstance(pair, tuple):
+                progress_by_job.update([pair])
     return progress_by_job
 
 

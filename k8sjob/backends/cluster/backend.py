@@ -123,8 +123,8 @@ class ClusterBackend(Creation):
         for target in TARGETS:
             try:
                 where, query = job_path(target, namespace), _query(selector)
-                every = (Job(item, target) for item in list_all(self.transport, where, query).items)
-                jobs += filter(target.is_training, every)
+                listed = list_all(self.transport, where, query).items
+                jobs += filter(target.is_training, (Job(raw, target) for raw in listed))
             except ApiError as error:
                 if error.code not in _NOT_SERVED:
                     raise
@@ -181,7 +181,7 @@ class ClusterBackend(Creation):
         Raises:
             ApiError: they may not be listed.
         """
-        return {Object(item).name for item in list_all(self.transport, path("namespaces")).items}
+        return {Object(raw).name for raw in list_all(self.transport, path("namespaces")).items}
 
     def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
         """The processor architectures, as "amd64", of the nodes with these labels.
@@ -236,7 +236,7 @@ class ClusterBackend(Creation):
         query = _query(selector)
 
         def changes(target: Target) -> Iterator[CollectionChange]:
-            keep = lambda item: target.is_training(Job(item, target))  # noqa: E731
+            keep = lambda raw: target.is_training(Job(raw, target))  # noqa: E731
             return reflect(self.transport, job_path(target, where), query, stop=stop, keep=keep)
 
         return merged([changes(target) for target in TARGETS], stop=stop)
@@ -319,6 +319,7 @@ class ClusterBackend(Creation):
             target = self._kind(ref)
             self.delete_job(target, ref)
         except ApiError as error:
+            # A conflict: the job of that name has another uid than the precondition of the request.
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise

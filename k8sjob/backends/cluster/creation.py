@@ -90,11 +90,11 @@ class Creation:
         for target in TARGETS:
             if target is created.target:
                 continue
-            items: list[Json] = []
+            namesakes: list[Json] = []
             with suppress(ApiError):  # the kind is not served, or may not be read
                 where = job_path(target, ref.namespace)
-                items = self.transport.request("GET", where, query=then).get("items") or []
-            if any(is_ours(item) or target.is_training(Job(item, target)) for item in items):
+                namesakes = self.transport.request("GET", where, query=then).get("items") or []
+            if any(is_ours(raw) or target.is_training(Job(raw, target)) for raw in namesakes):
                 with suppress(ApiError):
                     self.delete_job(created.target, JobRef.of(created))
                 raise JobExists(

@@ -154,11 +154,11 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
             _Lookup("podgroups", job.namespace, name, api_version=_COSCHEDULING),
             _Lookup("events", job.namespace, query=about),
         ]
-    items = [item for lookup in lookups for item in _read_related(transport, lookup)]
-    for queue in sorted({str(Object(item).spec.get("queue", "")) for item in items} - _NO_NAMES):
+    objects = [raw for lookup in lookups for raw in _read_related(transport, lookup)]
+    for queue in sorted({str(Object(raw).spec.get("queue", "")) for raw in objects} - _NO_NAMES):
         lookup = _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO)
-        items += _read_related(transport, lookup)
-    return items
+        objects += _read_related(transport, lookup)
+    return objects
 
 
 def _init_outputs(transport: Transport, snapshot: Snapshot) -> list[Json]:
