@@ -61,21 +61,21 @@ def _read(text: str | bytes, source: str, name: str | None) -> tuple[Json, list[
         SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
     refuse_template(text, source)
-    found, beside = _only_job(parse_all(text, source), source, name)
-    others = [item for _, _, item in beside]
-    job, dropped = _without_generated_fields(found[2])
+    place, beside = _only_job(parse_all(text, source), source, name)
+    manifests = [manifest for _, _, manifest in beside]
+    job, dropped = _without_generated_fields(place[2])
     reader = reader_of(job)
-    made, problems = None, list(reader.problems(job))
+    authored, problems = None, list(reader.problems(job))
     try:
-        made = None if problems else reader.authored(copy.deepcopy(job), others)
+        authored = None if problems else reader.authored(copy.deepcopy(job), manifests)
     except SpecError as error:
         problems = error.findings
-    if made is None:
-        raise SpecError([_placed(one, found, beside) for one in problems], source)
+    if authored is None:
+        raise SpecError([_placed(problem, place, beside) for problem in problems], source)
     notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
-    rest = [other for other in others if all(other is not part for part in made.parts)]
-    notes += [f"{_called(one)} is not part of the job; keep it in another file" for one in rest]
-    return made.job, [*notes, *made.notes]
+    extras = [m for m in manifests if all(m is not part for part in authored.parts)]
+    notes += [f"{_called(m)} is not part of the job; keep it in another file" for m in extras]
+    return authored.job, [*notes, *authored.notes]
 
 
 def _placed(problem: Finding, job: _Place, beside: list[_Place]) -> Finding:
@@ -84,8 +84,8 @@ def _placed(problem: Finding, job: _Place, beside: list[_Place]) -> Finding:
     companion_of = keyed(reader_of(data).target)
     if companion_of and path[:1] == (companion_of.key,):
         path = path[1:]
-        found = (one for one in beside if at_path(one[2], *path[:2]) is not None)
-        document, place, _ = next(found, job)
+        companions = (c for c in beside if at_path(c[2], *path[:2]) is not None)
+        document, place, _ = next(companions, job)
     line, column = document.place((*place, *path))
     return replace(problem, line=line, column=column)
 
@@ -94,21 +94,21 @@ def _only_job(
     documents: list[Document], source: str, name: str | None
 ) -> tuple[_Place, list[_Place]]:
     jobs, beside = list[_Place](), list[_Place]()
-    for document, place, given in objects(documents):
-        item = _without_nulls(given)
-        (jobs if is_job(item) else beside).append((document, place, item))
+    for document, place, raw in objects(documents):
+        manifest = _without_nulls(raw)
+        (jobs if is_job(manifest) else beside).append((document, place, manifest))
     chosen = [job for job in jobs if name in (None, Object(job[2]).name)]
     if len(chosen) == 1:
         return chosen[0], [*beside, *(job for job in jobs if job is not chosen[0])]
-    others = [item for _, _, item in beside]
+    manifests = [manifest for _, _, manifest in beside]
     if not jobs:
         # With the version: Volcano has Jobs, too, and there were PyTorchJobs of other groups.
-        typed = ((one.get("kind"), one.get("apiVersion")) for one in others)
+        typed = ((manifest.get("kind"), manifest.get("apiVersion")) for manifest in manifests)
         of = (f" of {version}" if kind and version else "" for kind, version in typed)
-        seen = ", ".join(map("".join, zip(map(_called, others), of, strict=True))) or "nothing"
-        kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        step = near_job(others) or f"specify a file with one of {', '.join(kinds)}"
-        raise SpecError([invalid("", f"found {seen}; {step}")], source)
+        names = ", ".join(map("".join, zip(map(_called, manifests), of, strict=True))) or "nothing"
+        kinds = [f"{reader.target.kind} of {reader.target.api_version}" for reader in READERS]
+        step = near_job(manifests) or f"specify a file with one of {', '.join(kinds)}"
+        raise SpecError([invalid("", f"found {names}; {step}")], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     step = "adopt each from its own file" if name and chosen else "choose one by --name NAME"
     message = f"{names} are several jobs, and a job.yaml describes one; {step}"
@@ -124,9 +124,9 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _called(item: Json) -> str:
-    kind = item.get("kind", "a document without a kind")
-    return " ".join(str(part) for part in (kind, Object(item).name) if part)
+def _called(manifest: Json) -> str:
+    kind = manifest.get("kind", "a document without a kind")
+    return " ".join(str(part) for part in (kind, Object(manifest).name) if part)
 
 
 def _without_generated_fields(job: Json) -> tuple[Json, list[str]]:
@@ -185,42 +185,42 @@ def _of_manifest(problem: Finding) -> Finding:
     field = problem.field.removeprefix("overlay.")
     if field == problem.field:
         return problem
-    what = problem.message.partition(";")[0]
+    message = problem.message.partition(";")[0]
     step = f"move or remove it (`k8sjob lint` says where {field} belongs)"
-    return replace(problem, field=field, message=what, next_step=step)
+    return replace(problem, field=field, message=message, next_step=step)
 
 
 def _adopted(original: Json, notes: list[str]) -> Adopted:
     config = config_of(original) is not None
-    wanted = normal(original, config=config)
-    spec = bare = _accepted(fields(wanted))
-    notes += _leave_out_injected(wanted, spec)
+    job = normal(original, config=config)
+    spec = bare = _accepted(fields(job))
+    notes += _leave_out_injected(job, spec)
     if spec.kueue_queue is not None and not is_suspended(job_of(original)):
         notes.append("the job starts suspended, as Kueue's webhook would set it")
     changes: Json = {"overlay": {}, "pod_template": {}}
     for _ in range(_PASSES):
         rendered = _rendered(spec, config=config)
-        change = difference(rendered, wanted)
+        change = difference(rendered, job)
         if change is SAME:
             break
-        roles, paths = _template_paths(rendered), _template_paths(wanted)
+        roles, paths = _template_paths(rendered), _template_paths(job)
         more = _split_change(change, paths if roles == paths else ())
         changes = merge(changes, more, deletes=False)
-        given = {field: change for field, change in changes.items() if change}
-        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)})
-    left = difference(_rendered(spec, config=config), wanted)
-    if left is not SAME:
+        overlays = {field: change for field, change in changes.items() if change}
+        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(overlays)})
+    remaining = difference(_rendered(spec, config=config), job)
+    if remaining is not SAME:
         message = "a job.yaml cannot express this; change it, or keep the manifest"
-        raise SpecError([invalid(field_path(path), message) for path in leaves(left)])
+        raise SpecError([invalid(field_path(path), message) for path in leaves(remaining)])
     return Adopted(spec, (*notes, *_notes(spec, original)))
 
 
 def _rendered(spec: JobSpec, *, config: bool) -> Json:
     *beside, job = manifest(spec).objects
     authored = reader_of(job).authored(job, beside)
-    made = normal(authored.job, config=config)
-    _leave_out_injected(made, spec)
-    return made
+    rendered = normal(authored.job, config=config)
+    _leave_out_injected(rendered, spec)
+    return rendered
 
 
 def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
@@ -231,15 +231,15 @@ def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
     for _, pod in pods(job):
         container = trainer(pod)
         env = container.pop("env", [])
-        gone |= {at_path(one, "name"): one for one in env if at_path(one, "name") in injected}
-        if kept := [one for one in env if at_path(one, "name") not in injected]:
-            container["env"] = kept
+        gone |= {at_path(v, "name"): v for v in env if at_path(v, "name") in injected}
+        if env := [v for v in env if at_path(v, "name") not in injected]:
+            container["env"] = env
     notes = [f"left out, since k8sjob sets them in every replica: {', '.join(gone)}"] * bool(gone)
     for name, variable in gone.items():
-        given, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
-        if injected[name] not in (given, path):
+        value, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
+        if injected[name] not in (value, path):
             notes.append(
-                f"{name} is {injected[name]} in the rendered manifest, not {given or path}"
+                f"{name} is {injected[name]} in the rendered manifest, not {value or path}"
             )
     return notes
 
@@ -251,7 +251,7 @@ def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
 def _split_change(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
     """A change of a job as overlay and pod_template: the latter has what all roles share."""
     of_roles = [at_path(change, *path) for path in paths]
-    if not any(of_roles) or any(difference(of_roles[0], one) is not SAME for one in of_roles):
+    if not any(of_roles) or any(difference(of_roles[0], role) is not SAME for role in of_roles):
         return {"overlay": change}
     for path in paths:
         _cut(change, path)
@@ -279,7 +279,7 @@ def _accepted(data: Json) -> JobSpec:
             return JobSpec.model_validate(data)
         except SpecError as error:
             if not all(_take_out(data, problem.field) for problem in error.findings[:1]):
-                needed = [one for one in error.findings if not _take_out(data, one.field)]
+                needed = [hit for hit in error.findings if not _take_out(data, hit.field)]
                 raise SpecError(needed) from None
     raise SpecError([invalid("", "no part of it is a job spec; please report this bug")])
 
@@ -311,8 +311,8 @@ def _plain(value: Any) -> Any:
 def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
     for field in ("pod_template", "overlay"):
         if change := getattr(spec, field):
-            kept = sorted({field_path(path) for path in leaves(change)})
-            yield f"kept in {field}, unchanged: {', '.join(kept)}"
+            paths = sorted({field_path(path) for path in leaves(change)})
+            yield f"kept in {field}, unchanged: {', '.join(paths)}"
     command = list(spec.run.command or ())
     words = " ".join([*command, *spec.run.args])
     if command == NO_COMMAND:

@@ -46,9 +46,10 @@ def config_of(manifest: Json) -> str | None:
     processes = [at_path(manifest, *at) or {}] if at else []
     for _, pod in pods(manifest):
         containers = mappings(pod.get("containers"))
-        processes += [one for one in containers if one.get("name") in CONTAINER_NAMES]
-    variables = (one for process in processes for one in mappings(process.get("env")))
-    return next((str(one.get("value")) for one in variables if one.get("name") == CONFIG_ENV), None)
+        processes += [trainer for trainer in containers if trainer.get("name") in CONTAINER_NAMES]
+    variables = (variable for process in processes for variable in mappings(process.get("env")))
+    values = (variable.get("value") for variable in variables if variable.get("name") == CONFIG_ENV)
+    return next(map(str, values), None)
 
 
 def settings_of(manifest: Json) -> Json:
@@ -63,20 +64,20 @@ def normal(manifest: Json, *, config: bool) -> Json:
         manifest: a job in the layout that k8sjob renders, whose fields have the right types.
         config: keep K8SJOB_CONFIG, which only k8sjob's runtime reads.
     """
-    made: Json = _without_empty(manifest)
-    _metadata(made)
-    reader = reader_of(made)
-    reader.settle(made)
-    if QUEUE in Object(made).labels:  # Kueue's webhook does so
-        made = merge(made, reader.target.suspension(value=True))
+    job: Json = _without_empty(manifest)
+    _metadata(job)
+    reader = reader_of(job)
+    reader.settle(job)
+    if QUEUE in Object(job).labels:  # Kueue's webhook does so
+        job = merge(job, reader.target.suspension(value=True))
     for path in reader.quantities:
-        _amounts(at_path(made, *path))
-    roles = reader.target.replicas(job_of(made))
+        _amounts(at_path(job, *path))
+    roles = reader.target.replicas(job_of(job))
     for place in {role.path for role in roles}:
-        template = at_path(made, *place)
+        template = at_path(job, *place)
         _metadata(template)
         _pod(Object(template).spec, config=config)
-    return made
+    return job
 
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
@@ -93,8 +94,8 @@ def mappings(value: Any) -> list[Json]:
 def _without_empty(value: Any) -> Any:
     """A copy without nulls, and without what is empty if that is the same as absent."""
     if isinstance(value, dict):
-        made = {key: _without_empty(item) for key, item in value.items() if item is not None}
-        return {k: v for k, v in made.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
+        fields = {key: _without_empty(item) for key, item in value.items() if item is not None}
+        return {k: v for k, v in fields.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
     if isinstance(value, list):
         return [_without_empty(item) for item in value]
     return value
@@ -215,12 +216,12 @@ def _env(variables: list[Any], *, config: bool) -> list[Any]:
     used = {n for v in variables for n in _references(at_path(v, "value"))}
     last = {at_path(variable, "name"): index for index, variable in enumerate(variables)}
     resolved: list[Any] = []
-    known: set[str] = set()
+    defined: set[str] = set()
     for index, variable in enumerate(variables):
         name = at_path(variable, "name")
         if last[name] == index or name in used:
-            resolved.append(_expanded(variable, known))
-        known.add(str(name))
+            resolved.append(_expanded(variable, defined))
+        defined.add(str(name))
     return resolved
 
 
@@ -228,13 +229,13 @@ def _references(value: Any) -> Iterable[str]:
     return (name for name in _REFERENCE.findall(value) if name) if isinstance(value, str) else ()
 
 
-def _expanded(variable: Any, known: set[str]) -> Any:
+def _expanded(variable: Any, defined: set[str]) -> Any:
     value = at_path(variable, "value")
     references = frozenset(_references(value))
     if not references:
         return variable
     text = _Expanded(value)
-    text.known = references & known
+    text.defined = references & defined
     return {**variable, "value": text}
 
 
@@ -256,14 +257,14 @@ class _Amount(str):
 
 
 class _Expanded(str):
-    """A value with $(NAME) in it, and the variables that are known at that place."""
+    """A value with $(NAME) in it, and those names that are defined before it."""
 
-    __slots__ = ("known",)
-    known: frozenset[str]
+    __slots__ = ("defined",)
+    defined: frozenset[str]
 
     def __eq__(self, other: object) -> bool:
-        known: frozenset[str] = getattr(other, "known", frozenset())
-        return isinstance(other, str) and str(self) == str(other) and self.known == known
+        defined: frozenset[str] = getattr(other, "defined", frozenset())
+        return isinstance(other, str) and str(self) == str(other) and self.defined == defined
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -283,34 +284,34 @@ SAME: Final = object()
 _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 
 
-def same_meaning(one: Json, other: Json) -> bool:
+def same_meaning(first: Json, second: Json) -> bool:
     """Whether two jobs make their controller do the same, k8sjob's own marks left aside."""
-    return same(*normal_pair(one, other))
+    return same(*normal_pair(first, second))
 
 
-def normal_pair(one: Json, other: Json) -> tuple[Json, Json]:
+def normal_pair(first: Json, second: Json) -> tuple[Json, Json]:
     """Two jobs in normal form, with K8SJOB_CONFIG where both have it."""
-    config = config_of(one) is not None and config_of(other) is not None
-    return normal(one, config=config), normal(other, config=config)
+    config = config_of(first) is not None and config_of(second) is not None
+    return normal(first, config=config), normal(second, config=config)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, second: Any) -> bool:
     """Whether two values in normal form mean the same."""
-    return difference(one, other) is SAME
+    return difference(first, second) is SAME
 
 
-def aligned(base: Any, wanted: Any, name: str = "") -> Any:
+def aligned(base: Any, goal: Any, name: str = "") -> Any:
     """The first of two values in normal form, written as the second where both mean the same."""
-    if difference(base, wanted, name) is SAME:
-        return wanted
-    if isinstance(base, dict) and isinstance(wanted, dict):
-        return {k: aligned(v, wanted[k], k) if k in wanted else v for k, v in base.items()}
-    if isinstance(base, list) and isinstance(wanted, list) and len(base) == len(wanted):
-        return [aligned(*pair) for pair in zip(base, wanted, strict=True)]
+    if difference(base, goal, name) is SAME:
+        return goal
+    if isinstance(base, dict) and isinstance(goal, dict):
+        return {k: aligned(v, goal[k], k) if k in goal else v for k, v in base.items()}
+    if isinstance(base, list) and isinstance(goal, list) and len(base) == len(goal):
+        return [aligned(*pair) for pair in zip(base, goal, strict=True)]
     return base
 
 
-def difference(base: Any, wanted: Any, name: str = "") -> Any:
+def difference(base: Any, goal: Any, name: str = "") -> Any:
     """The overlay that turns one JSON value into another, or SAME.
 
     It is a patch for k8sjob.rendering.overlay.merge: null deletes, lists whose items all have a
@@ -318,37 +319,37 @@ def difference(base: Any, wanted: Any, name: str = "") -> Any:
 
     Args:
         base: the value that is there.
-        wanted: the value that the merge shall give; without nulls.
+        goal: the value that the merge shall give; without nulls.
         name: the key that the values stand under, which says whether an order has a meaning.
     """
-    if isinstance(base, dict) and isinstance(wanted, dict):
-        return _mappings_differ(base, wanted)
-    if isinstance(base, list) and isinstance(wanted, list):
-        return _lists_differ(base, wanted, name)
-    same = isinstance(base, bool) == isinstance(wanted, bool) and base == wanted
-    return SAME if same else wanted
+    if isinstance(base, dict) and isinstance(goal, dict):
+        return _mappings_differ(base, goal)
+    if isinstance(base, list) and isinstance(goal, list):
+        return _lists_differ(base, goal, name)
+    same = isinstance(base, bool) == isinstance(goal, bool) and base == goal
+    return SAME if same else goal
 
 
-def _mappings_differ(base: Json, wanted: Json) -> Any:
-    patch: Json = {key: None for key in base if key not in wanted}
-    for key, value in wanted.items():
+def _mappings_differ(base: Json, goal: Json) -> Any:
+    patch: Json = {key: None for key in base if key not in goal}
+    for key, value in goal.items():
         change = difference(base[key], value, key) if key in base else value
         if change is not SAME:
             patch[key] = change
     return patch or SAME
 
 
-def _lists_differ(base: list[Any], wanted: list[Any], name: str) -> Any:
-    pairs = zip(base, wanted, strict=False)
-    if len(base) == len(wanted) and all(difference(*pair) is SAME for pair in pairs):
+def _lists_differ(base: list[Any], goal: list[Any], name: str) -> Any:
+    pairs = zip(base, goal, strict=False)
+    if len(base) == len(goal) and all(difference(*pair) is SAME for pair in pairs):
         return SAME
-    key = list_key(base, wanted)
-    if key is None or name in _ORDERED or not base or not wanted:
-        return wanted
+    key = list_key(base, goal)
+    if key is None or name in _ORDERED or not base or not goal:
+        return goal
     items = {item[key]: item for item in base}
-    kept = {item[key] for item in wanted}
-    patch = [{key: gone, "$patch": "delete"} for gone in items if gone not in kept]
-    for item in wanted:
+    names = {item[key] for item in goal}
+    patch = [{key: gone, "$patch": "delete"} for gone in items if gone not in names]
+    for item in goal:
         change = difference(items.get(item[key], {}), item)
         if change is not SAME:
             patch.append({key: item[key], **change})

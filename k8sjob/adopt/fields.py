@@ -37,22 +37,22 @@ NO_COMMAND: Final = [
 """The placeholder for an entrypoint that only the image knows; the overlay removes it."""
 
 
-def fields(wanted: Json) -> Json:
+def fields(manifest: Json) -> Json:
     """Data for JobSpec, without overlay.
 
     Args:
-        wanted: a job in normal form, which its controller accepts.
+        manifest: a job in normal form, which its controller accepts.
     """
-    job, reader = Object(wanted), reader_of(wanted)
-    of_kind = reader.fields(wanted)
-    by_role = dict(pods(wanted))
+    job, reader = Object(manifest), reader_of(manifest)
+    of_kind = reader.fields(manifest)
+    by_role = dict(pods(manifest))
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
     queue = job.labels.get(QUEUE)
-    labels = [job.labels, *_templates(wanted, "labels")]
-    annotations = _annotations(wanted)
+    labels = [job.labels, *_templates(manifest, "labels")]
+    annotations = _annotations(manifest)
     topology = _topology(annotations, job.name) if queue is not None else None
-    made: Json = {
+    spec: Json = {
         "name": job.name,
         "target": reader.target.name,
         "namespace": job.namespace or None,
@@ -64,7 +64,7 @@ def fields(wanted: Json) -> Json:
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
-        "policy": _given(
+        "policy": _without_none(
             {**of_kind["policy"], "termination_grace": lead["terminationGracePeriodSeconds"]}
         ),
         "gang": _gang(of_kind.get("gang"), all_pods),
@@ -75,12 +75,12 @@ def fields(wanted: Json) -> Json:
         **_scheduling(all_pods, lead),
     }
     if queue is not None:
-        del made["policy"]["suspend"]  # Kueue's jobs begin suspended anyway
-    settled: Json = merge(made, _runtime_settings(wanted))
-    return _given(settled)
+        del spec["policy"]["suspend"]  # Kueue's jobs begin suspended anyway
+    settled: Json = merge(spec, _runtime_settings(manifest))
+    return _without_none(settled)
 
 
-def _given(data: Json) -> Json:
+def _without_none(data: Json) -> Json:
     return {key: value for key, value in data.items() if value is not None}
 
 
@@ -90,21 +90,21 @@ def trainer(pod: Json) -> Json:
 
 
 def _shared(groups: Iterable[Json]) -> Json:
-    first, *others = groups
+    first, *following = groups
     return {
         key: value
         for key, value in first.items()
-        if all(key in other and same(other[key], value) for other in others)
+        if all(key in group and same(group[key], value) for group in following)
     }
 
 
-def _templates(wanted: Json, group: str) -> list[Json]:
-    roles = reader_of(wanted).target.replicas(job_of(wanted))
+def _templates(manifest: Json, group: str) -> list[Json]:
+    roles = reader_of(manifest).target.replicas(job_of(manifest))
     return [Object(role.template).part("metadata", group) for role in roles]
 
 
-def _annotations(wanted: Json) -> Json:
-    shared = _shared(_templates(wanted, "annotations"))
+def _annotations(manifest: Json) -> Json:
+    shared = _shared(_templates(manifest, "annotations"))
     if shared.get(ISTIO) == "false":
         del shared[ISTIO]
         return shared
@@ -125,8 +125,8 @@ def _topology(annotations: Json, name: str) -> Json | None:
 def _notify(value: Any) -> list[str] | None:
     """The `notify` of a job; None if it is missing or not valid in a spec."""
     occasions = value.split(",") if value else []
-    known = occasions and set(occasions) <= {"failed", "succeeded", "stalled"}
-    return occasions if known or value == "" else None
+    valid = occasions and set(occasions) <= {"failed", "succeeded", "stalled"}
+    return occasions if valid or value == "" else None
 
 
 def _image(lead: Json) -> Any:
@@ -152,15 +152,15 @@ def _run(all_pods: list[Json], lead: Json) -> Json:
     command = [_plain(word) for word in container.get("command", [])]
     args = [_plain(word) for word in container.get("args", [])]
     is_agent = after_agent(command) == []
-    made: Json
+    run: Json
     if is_agent and args[:1] == ["-m"] and len(args) > 1:
-        made = {"module": args[1], "args": args[2:]}
+        run = {"module": args[1], "args": args[2:]}
     elif is_agent and args:
-        made = {"script": args[0], "args": args[1:]}
+        run = {"script": args[0], "args": args[1:]}
     else:
-        made = {"command": command or NO_COMMAND, "args": args}
+        run = {"command": command or NO_COMMAND, "args": args}
     containers = [trainer(pod) for pod in all_pods]
-    return {**made, "env": _env(containers), "env_from": _env_from(containers)}
+    return {**run, "env": _env(containers), "env_from": _env_from(containers)}
 
 
 def _plain(text: Any) -> Any:
@@ -176,7 +176,7 @@ def _env(containers: list[Json]) -> Json:
     named: list[Json] = [
         {str(v.get("name")): v for v in mappings(c.get("env"))} for c in containers
     ]
-    if any(hasattr(v.get("value"), "known") for group in named for v in group.values()):
+    if any(hasattr(v.get("value"), "defined") for group in named for v in group.values()):
         return {}  # some refer to others, and only the overlay keeps all of them in their order
     return {
         name: _plain(variable.get("value", ""))
@@ -186,27 +186,27 @@ def _env(containers: list[Json]) -> Json:
 
 
 def _env_from(containers: list[Json]) -> list[Json]:
-    first, *others = (container.get("envFrom", []) for container in containers)
-    if not all(same(first, other) for other in others):
+    first, *following = (container.get("envFrom", []) for container in containers)
+    if not all(same(first, sources) for sources in following):
         return []
-    made = []
+    env_from = []
     for source in mappings(first):
         match source:
-            case {"secretRef": {"name": name, **rest}, **more} if not rest and not more:
-                made.append({"secret": name})
-            case {"configMapRef": {"name": name, **rest}, **more} if not rest and not more:
-                made.append({"config_map": name})
+            case {"secretRef": {"name": name, **options}, **more} if not options and not more:
+                env_from.append({"secret": name})
+            case {"configMapRef": {"name": name, **options}, **more} if not options and not more:
+                env_from.append({"config_map": name})
             case _:
                 return []
-    return made
+    return env_from
 
 
-def _runtime_settings(wanted: Json) -> Json:
+def _runtime_settings(manifest: Json) -> Json:
     """The settings in K8SJOB_CONFIG, if k8sjob rendered the manifest."""
     try:
-        config = settings_of(wanted)
+        config = settings_of(manifest)
         times = ("rendezvous_timeout", "collective_timeout", "hang_timeout")
-        made = {
+        settings = {
             "strategy": {
                 "kind": config["strategy"],
                 "backend": config["backend"],
@@ -221,10 +221,10 @@ def _runtime_settings(wanted: Json) -> Json:
         }
         if config["checkpoint_dir"] is not None:
             keys = ("dir", "every", "keep", "format")
-            made["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
+            settings["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
     except (ValueError, KeyError, TypeError, OverflowError):
         return {}
-    return made
+    return settings
 
 
 # --- its pods ------------------------------------------------------------------------------------
@@ -242,12 +242,12 @@ _POD_FIELDS: Final = {
 
 
 def _scheduling(all_pods: list[Json], lead: Json) -> Json:
-    made = {
+    shared = {
         ours: lead[theirs]
         for ours, theirs in _POD_FIELDS.items()
         if theirs in lead and all(same(pod.get(theirs), lead[theirs]) for pod in all_pods)
     }
-    return {**made, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
+    return {**shared, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
 
 
 def _gang(gang: Json | None, all_pods: list[Json]) -> Json | None:
@@ -257,21 +257,19 @@ def _gang(gang: Json | None, all_pods: list[Json]) -> Json | None:
 
 def _volumes(all_pods: list[Json], lead: Json) -> list[Json]:
     """The volumes that all replicas mount in the same way, each from one simple source."""
-    made, shm = [], _shm_volume(lead)
+    volumes, shm = [], _shm_volume(lead)
     mounted = [mappings(trainer(pod).get("volumeMounts")) for pod in all_pods]
     for volume in mappings(lead.get("volumes")):
-        mounts = [
-            [one for one in each if one.get("name") == volume.get("name")] for each in mounted
-        ]
+        mounts = [[m for m in group if m.get("name") == volume.get("name")] for group in mounted]
         source = _source(volume)
         alike = all(volume in mappings(pod.get("volumes")) for pod in all_pods)
         if volume is shm or source is None or not alike or not mounts[0]:
             continue
         first = mounts[0][0]
-        if all(first in others for others in mounts) and first.keys() <= _MOUNT.keys():
+        if all(first in group for group in mounts) and first.keys() <= _MOUNT.keys():
             mount = {_MOUNT[key]: value for key, value in first.items()}
-            made.append({**mount, **source})
-    return made
+            volumes.append({**mount, **source})
+    return volumes
 
 
 _MOUNT: Final = {
@@ -293,8 +291,8 @@ def _source(volume: Json) -> Json | None:
     if not isinstance(source, dict):
         return None
     if kind == "emptyDir":
-        made = {"medium": source.get("medium"), "size_limit": source.get("sizeLimit")}
-        return {"empty_dir": {key: value for key, value in made.items() if value is not None}}
+        empty_dir = {"medium": source.get("medium"), "size_limit": source.get("sizeLimit")}
+        return {"empty_dir": _without_none(empty_dir)}
     for (theirs, key), ours in _SOURCES.items():
         if kind == theirs and source.keys() == {key}:
             return {ours: source[key]}
@@ -305,22 +303,22 @@ _GPU: Final = "nvidia.com/gpu"
 
 
 def _resources(pod: Json) -> Json:
-    given = trainer(pod).get("resources", {})
-    limits, asked = given.get("limits", {}), given.get("requests", {})
+    resources = trainer(pod).get("resources", {})
+    limits, asked = resources.get("limits", {}), resources.get("requests", {})
     gpu = next((name for name in limits if counts_gpus(name)), _GPU)
-    made: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
+    spec: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
     if gpu in limits:
         whole = re.fullmatch(r"[0-9]{1,9}(\.0{0,9})?", limits[gpu])
-        made["gpus"] = int(float(limits[gpu])) if whole else limits[gpu]
-        made["gpu_resource"] = gpu
-    made["extended"] = {k: v for k, v in limits.items() if "/" in k and k != gpu}
+        spec["gpus"] = int(float(limits[gpu])) if whole else limits[gpu]
+        spec["gpu_resource"] = gpu
+    spec["extended"] = {k: v for k, v in limits.items() if "/" in k and k != gpu}
     less = {k: asked[k] for k in ("cpu", "memory") if k in asked and asked[k] != limits.get(k)}
     if less:
-        made["requests"] = less
+        spec["requests"] = less
     shm = _shm_volume(pod)
     if shm is None or "sizeLimit" in shm["emptyDir"]:
-        made["shm"] = Object(shm).part("emptyDir")["sizeLimit"] if shm else "0"
-    return made
+        spec["shm"] = Object(shm).part("emptyDir")["sizeLimit"] if shm else "0"
+    return spec
 
 
 def _shm_volume(pod: Json) -> Json | None:
