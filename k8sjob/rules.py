@@ -63,8 +63,8 @@ class Rules(Generic[T]):
         """The checks, in the order of their functions."""
         return [check for check, _ in self._rules]
 
-    def hits(self, read: T) -> Iterator[Finding]:
+    def hits(self, subject: T) -> Iterator[Finding]:
         """The findings of all checks; the functions leave the id and the severity out."""
         for check, hits in self._rules:
-            for hit in hits(read):
+            for hit in hits(subject):
                 yield replace(hit, id=check.id, severity=check.severity)

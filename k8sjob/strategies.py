@@ -83,13 +83,13 @@ class Option:
 
     Attributes:
         default: what it is where it is left out; null is always taken where this is None.
-        wanted: what it takes, in words.
+        expected: what it takes, in words.
         takes: whether a value, as JSON has it, is one of these.
         min: the smallest number.
     """
 
     default: Any
-    wanted: str
+    expected: str
     takes: Callable[[Any], bool]
     min: int = 0
 
@@ -272,19 +272,19 @@ def _choice(default: str, values: Sequence[str]) -> Option:
     return Option(default, " or ".join(values), lambda value: value in values)
 
 
-_OFF: Final = Option(default=False, wanted="true or false", takes=_flag)
-_ON: Final = Option(default=True, wanted="true or false", takes=_flag)
-_NAMES: Final = Option(default=(), wanted="a list of names", takes=_texts)
+_OFF: Final = Option(default=False, expected="true or false", takes=_flag)
+_ON: Final = Option(default=True, expected="true or false", takes=_flag)
+_NAMES: Final = Option(default=(), expected="a list of names", takes=_texts)
 _STEP: Final[Mapping[str, Option]] = {
     "accumulate": _count(1),
-    "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
+    "clip_norm": Option(default=None, expected="a number above 0", takes=_positive),
     "bf16": _OFF,
 }
 """The options that a strategy may support in its step."""
 _NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
 """The options for ranks that have batches of their own."""
 _PATTERNS: Final = Option(
-    default=(), wanted="a list of names or regular expressions", takes=_patterns
+    default=(), expected="a list of names or regular expressions", takes=_patterns
 )
 _BLOCKS: Final[Mapping[str, Option]] = {"blocks": _PATTERNS, "checkpoint_activations": _OFF}
 """The options for the repeated layers of a model."""
@@ -295,7 +295,7 @@ _MESH: Final[Mapping[str, Option]] = {
     "model": _count(1),
     "layout": Option(
         default=MappingProxyType({}),
-        wanted="a mapping of names or regular expressions to axes, each data, model or null",
+        expected="a mapping of names or regular expressions to axes, each data, model or null",
         takes=_layouts,
     ),
 }
@@ -482,7 +482,7 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
             continue
         elif not option.takes(value):
             default = json.dumps(option.default, default=dict)
-            yield Conflict(at, f"{value!r} is not {option.wanted}; leave it out for {default}")
+            yield Conflict(at, f"{value!r} is not {option.expected}; leave it out for {default}")
         elif option.min and value < option.min:
             default = json.dumps(option.default, default=dict)
             yield Conflict(at, f"{value} is less than {option.min}; leave it out for {default}")

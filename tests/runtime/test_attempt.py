@@ -48,18 +48,18 @@ class TestDeadlines:
     def test_stacks_are_written_once_and_not_by_orphans(self):
         assert stacks_due(Attempt(), 45) == NEVER
         assert stacks_due(Attempt(stop_time=10, orphan_time=12), 45) == NEVER
-        assert stacks_due(Attempt(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
+        assert stacks_due(Attempt(stop_time=10, signals={signal.SIGABRT: 11}), 45) == NEVER
 
     def test_a_requested_exit_is_not_a_failure(self):
         record = Attempt(
             exits={0: killed(15, 11), 1: ended(143, 12), 2: killed(9, 60)},
             stop_time=10,
-            sent={signal.SIGTERM: 10, signal.SIGKILL: 55},
+            signals={signal.SIGTERM: 10, signal.SIGKILL: 55},
         )
         assert record.failures == {}
 
     def test_a_kill_by_another_process_is_a_failure(self):
-        assert Attempt(exits={0: killed(9, 11)}, sent={signal.SIGTERM: 10}).failures
+        assert Attempt(exits={0: killed(9, 11)}, signals={signal.SIGTERM: 10}).failures
 
 
 class TestVerdict:
@@ -102,18 +102,18 @@ class TestVerdict:
                     exits={0: ended(1, 12)},
                     reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
                     stop_time=10,
-                    sent={signal.SIGTERM: 10},
+                    signals={signal.SIGTERM: 10},
                 ),
                 signal.SIGTERM,
                 "OSError: disk full",
             ),
             (
-                Attempt(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10}),
+                Attempt(exits={0: ended(143, 12)}, leave_time=10, signals={signal.SIGTERM: 10}),
                 None,
                 "starts again with other nodes",
             ),
             (
-                Attempt(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2}),
+                Attempt(exits={0: killed(15, 3)}, orphan_time=2, signals={signal.SIGTERM: 2}),
                 None,
                 "because its parent was gone",
             ),

@@ -366,10 +366,10 @@ def transfer(
         if dry_run:
             return Blob(content.digest, content.size, Sent.MISSING)
         expect(content.size)
-        sent = target.add_blob(content, note, mount)
-        if sent is Sent.MOUNTED:
+        way = target.add_blob(content, note, mount)
+        if way is Sent.MOUNTED:
             expect(-content.size)
-        return Blob(content.digest, content.size, sent)
+        return Blob(content.digest, content.size, way)
 
     parts: list[tuple[Content, ImageReference | None]] = [
         (RemoteContent(below.client, below.reference, descriptor), mount)

@@ -59,13 +59,13 @@ class Attempt:
     launcher_time: float = _NEVER  # when to look for a launcher in the ranks
     hang: Reason | None = None  # why the agent holds that the group hangs; None: it does not
     hang_time: float = _NEVER  # when the processes are to write their stacks for that
-    sent: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
+    signals: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
     # by rank, where in the script a fatal error was
     places: dict[int, str] = field(default_factory=dict)
     # ranks that gloo has ended: another one sent a size that their collective does not expect
     mismatched: set[int] = field(default_factory=set)
     # by rank, the last state from its observer
-    seen: Mapping[int, Seen] = field(default_factory=dict)
+    states: Mapping[int, Seen] = field(default_factory=dict)
     # by rank, the processes that SIGKILL does not end, in words
     unkillable: Mapping[int, str] = field(default_factory=dict)
     # ranks that had written a reason before the agent's first signal, and so failed by themselves;
@@ -75,7 +75,7 @@ class Attempt:
     @property
     def running(self) -> dict[int, Seen]:
         """The states of the ranks that have not ended."""
-        return {rank: report for rank, report in self.seen.items() if rank not in self.exits}
+        return {rank: report for rank, report in self.states.items() if rank not in self.exits}
 
     @property
     def failures(self) -> dict[int, Exit]:
@@ -89,7 +89,7 @@ class Attempt:
     def _requested(self, end: Exit) -> bool:
         """Ended by a signal of the agent's, or in good order after its SIGTERM."""
         number = signal.SIGTERM if end.code == ExitCode.STOPPED else end.signal
-        return end.moment >= self.sent.get(number, _NEVER)
+        return end.moment >= self.signals.get(number, _NEVER)
 
 
 def run_attempt(
@@ -125,28 +125,28 @@ def run_attempt(
             _take_exits(group, members, record)
             record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
             if observed:
-                record.seen = _look(members, group)
+                record.states = _look(members, group)
                 _warn_of_launcher(group, members, record)
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
             if group.gone:
                 break
-            if time.monotonic() >= record.sent.get(signal.SIGKILL, _NEVER) + TIMEOUTS.unkillable:
+            if time.monotonic() >= record.signals.get(signal.SIGKILL, _NEVER) + TIMEOUTS.unkillable:
                 # A dead file server or a driver's error may hold it in the kernel for days.
                 record.unkillable = {members[i].rank: group.describe(i) for i in group.alive}
                 break
-            if observed and (now := start_phase(record.seen.values())) != phase:
+            if observed and (now := start_phase(record.states.values())) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
-            ends = record.sent or record.failures or record.hang
+            ends = record.signals or record.failures or record.hang
             if not ends and (wait := steps.look(record.running)):
                 warn_of_wait(write_event, wait, partial(step_missing, wait, record.running))
-            if not (record.hang or record.failures or signal.SIGKILL in record.sent):
+            if not (record.hang or record.failures or signal.SIGKILL in record.signals):
                 still = monitor.stale(
                     index
                     for index in (group.alive if observed else ())
-                    if record.seen[members[index].rank].watched or group.stopped(index)
+                    if record.states[members[index].rank].watched or group.stopped(index)
                 )
                 silent = tuple(members[index].rank for index in still)
                 record.hang = _silence(silent, record) if silent else hang(record)
@@ -157,7 +157,7 @@ def run_attempt(
             pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if observed else _NEVER
             inbox.wait(min(due, pause))
         kill_children()
-        record.reasons, record.seen = _read_reasons(members), _look(members)
+        record.reasons, record.states = _read_reasons(members), _look(members)
         return record
 
 
@@ -167,7 +167,7 @@ def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Att
         return
     record.launcher_time = _NEVER
     alone = all(member.environ.get("WORLD_SIZE", "1") == "1" for member in members)
-    if alone or any(report.ranks for report in record.seen.values()):
+    if alone or any(report.ranks for report in record.states.values()):
         return
     if command := group.launcher():
         message = f"there is no process group, and a rank has started a launcher: {command}"
@@ -206,7 +206,7 @@ def stacks_due(record: Attempt, stop_grace: float) -> float:
     The process that made the others fail may be the one that cannot end: its stacks must not be
     lost. Infinite: not at all; an orphan's have no reader.
     """
-    if record.orphan_time < _NEVER or signal.SIGABRT in record.sent:
+    if record.orphan_time < _NEVER or signal.SIGABRT in record.signals:
         return _NEVER
     if record.hang:
         return record.hang_time
@@ -290,20 +290,20 @@ def _enforce(
     # A program that is not run by k8sjob's rank_main would answer SIGABRT by a core dump.
     dump = stacks_due(record, stop_grace) if any(m.error_file for m in members) else _NEVER
     now = time.monotonic()
-    if now >= min(term, kill) and not record.sent:
+    if now >= min(term, kill) and not record.signals:
         record.early = frozenset(_read_reasons(members))
     if now >= kill:
-        killed = record.sent.setdefault(signal.SIGKILL, now)
+        killed = record.signals.setdefault(signal.SIGKILL, now)
         group.kill()
         return killed + TIMEOUTS.unkillable - now
-    if now >= term and signal.SIGTERM not in record.sent:
-        record.sent[signal.SIGTERM] = now
+    if now >= term and signal.SIGTERM not in record.signals:
+        record.signals[signal.SIGTERM] = now
         group.send(signal.SIGTERM)
     elif now >= dump:
-        record.sent[signal.SIGABRT] = now
+        record.signals[signal.SIGABRT] = now
         group.show_stacks()  # faulthandler answers SIGABRT even in C code
         dump = _NEVER
-    requested = record.hang or signal.SIGTERM in record.sent
+    requested = record.hang or signal.SIGTERM in record.signals
     return min([kill, dump] if requested else [term, kill]) - now
 
 
@@ -329,7 +329,7 @@ def _silence(ranks: tuple[int, ...], record: Attempt) -> Reason:
     """The hang of ranks whose watchdogs cannot report it themselves."""
     who = ranks_in_words(ranks)
     message = f"{who}: no progress, not even of its watchdog; ended by the node's agent"
-    last = Beat(record.seen.get(ranks[0], Seen()).step, "", answered=False)
+    last = Beat(record.states.get(ranks[0], Seen()).step, "", answered=False)
     return hangs.reason({ranks[0]: last}, ranks, message, rank=ranks[0])
 
 
@@ -346,7 +346,7 @@ def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
         kind, message = "Signal", f"killed by {name}{_HINTS.get(end.signal, '')}"
     else:
         kind, message = "Exit", f"exited with code {end.code}"
-    step = record.seen.get(rank, Seen()).step
+    step = record.states.get(rank, Seen()).step
     place = record.places.get(rank, "")
     return Reason(end.code, rank, kind, message, place, end.time, step=step)
 

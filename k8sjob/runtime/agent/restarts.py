@@ -267,7 +267,7 @@ class Coordinator:
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
         if reason.means(ExitCode.PEER_LOST) or reason.means(ExitCode.HUNG):
             self._depends = True
-            first_signal = min(record.sent.values(), default=_NEVER)
+            first_signal = min(record.signals.values(), default=_NEVER)
             done += [
                 r for r, end in record.exits.items() if not end.code and end.moment < first_signal
             ]
@@ -362,15 +362,15 @@ class Coordinator:
         """Report whether the ranks have used torch and formed a group."""
         state = self._roster.own
         grouped = state.grouped or self._spans(record) or self._connected()
-        torch = state.torch or any(report.torch for report in record.seen.values())
-        started = state.started or any(report.started for report in record.seen.values())
+        torch = state.torch or any(report.torch for report in record.states.values())
+        started = state.started or any(report.started for report in record.states.values())
         if (grouped, torch, started) != (state.grouped, state.torch, state.started):
             self._roster.report(grouped=grouped, torch=torch, started=started)
 
     def _spans(self, record: Attempt) -> bool:
         """Whether a group, or RPC, spans several nodes; where there is one node, several ranks."""
         alone = self._node.processes if self._node.nnodes > 1 else 1
-        return any(max(report.ranks, report.called) > alone for report in record.seen.values())
+        return any(max(report.ranks, report.called) > alone for report in record.states.values())
 
     def _connected(self) -> bool:
         """Whether a process of this pod has a connection through the rendezvous' port.

@@ -133,7 +133,7 @@ class RankPart:
         files = {name: measure(draft / name) for name in names}
         return json.dumps({"files": files, "places": places})
 
-    def finish(self, draft: Path, others: dict[str, Any], written: list[str]) -> None:
+    def finish(self, draft: Path, common: dict[str, Any], written: list[str]) -> None:
         """On rank 0: describe what all ranks wrote, by write()'s results."""
         if self._metadata is None:
             raise RuntimeError("only rank 0 has the description of all")
@@ -149,7 +149,7 @@ class RankPart:
         with lasting(draft / METADATA) as stream:
             pickle.dump(about, stream)
         with lasting(draft / OTHERS) as stream:
-            torch.save({**others, "marked": self.marked}, stream)
+            torch.save({**common, "marked": self.marked}, stream)
         files |= {name: measure(draft / name) for name in (METADATA, OTHERS)}
         write_digests(draft, files)
 

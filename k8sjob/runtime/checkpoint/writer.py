@@ -166,7 +166,7 @@ class _Save:
     step: int
     began: float
     position: dict[str, int]
-    others: dict[str, Any]
+    common: dict[str, Any]
     stall: float = 0.0
 
 
@@ -262,7 +262,7 @@ class Checkpointer:
         return asked and self._shared
 
     def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
-        whole = {**save.others, **held}
+        whole = {**save.common, **held}
         check_state(whole)
         if draft := self._new_draft(save, folder=False):
             self._write(save, draft, lambda: write(draft, whole))
@@ -273,7 +273,7 @@ class Checkpointer:
         self._plans = self._plans or Plans(self._group)
         part = self._plans.stage(parts, describes=describes)
         if self._leads:
-            check_state({**save.others, **part.marked})
+            check_state({**save.common, **part.marked})
         mine = self._new_draft(save, folder=True) if self._leads else None
         name = self._group.broadcast_bytes(mine.name.encode() if mine else None)
         if name is None:
@@ -361,7 +361,7 @@ class Checkpointer:
         results = self._reports.collect(matter) if self._group.world_size > 1 else []
         if failure:
             raise failure  # the results of the others are taken before
-        part.finish(draft, save.others, [written, *results])
+        part.finish(draft, save.common, [written, *results])
 
     def _report(self, save: _Save, outcome: Path | Exception | None) -> None:
         if isinstance(outcome, Exception):
