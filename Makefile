@@ -80,10 +80,11 @@ bench: $(VENV)/.dev
 goldens: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/golden --regenerate
 
-# Pages that are written from the code: the spec, the command line, files that pages show.
+# Pages that are written from the code: the spec, the command line, ids, files that pages show.
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_findings.py
 	$(BIN)/python docs/generate_shown.py
 	$(BIN)/python docs/generate_architecture.py
 

@@ -21,9 +21,10 @@ def program(name):
     return module
 
 
-def test_the_page_of_the_spec_is_up_to_date():
-    generate = program("generate")
-    assert generate.PAGE.read_text() == generate.page(), "run: python docs/generate.py"
+@pytest.mark.parametrize("script", ["generate", "generate_findings"])
+def test_the_page_that_is_written_from_the_code_is_up_to_date(script):
+    generate = program(script)
+    assert generate.PAGE.read_text() == generate.page(), f"run: python docs/{script}.py"
 
 
 def test_the_files_that_pages_show_are_up_to_date():
