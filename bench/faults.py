@@ -34,10 +34,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.bed import Bed  # noqa: E402 - of the tests
 
-from k8sjob.backends.cluster import connect  # noqa: E402 - after the path
+from k8sjob.backends.api import JobRef  # noqa: E402 - after the path
+from k8sjob.backends.cluster import connect  # noqa: E402 - the same
 from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
 from k8sjob.observe.status import JobState, job_status  # noqa: E402 - the same
-from k8sjob.targets.jobs import replica_of  # noqa: E402 - the same
+from k8sjob.targets.jobs import job_of, replica_of  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"
 MARK = "<!-- measured: bench/faults.py -->\n"
@@ -311,9 +312,9 @@ def starts(bed: Bed) -> list[Told]:
         fault: str, cause: Cause, image: str, after: Callable[[], object] | None = None
     ) -> Told:
         began = time.monotonic()
-        ref = backend.create_manifest(sick_job(str(cause), image))
+        ref = JobRef.of(backend.create_manifest(job_of(sick_job(str(cause), image))))
         found = diagnose(snapshot := backend.snapshot(ref), {})
-        while not found or found[0].cause != cause:
+        while not found or found[0].id != cause:
             time.sleep(0.2)
             found = diagnose(snapshot := backend.snapshot(ref), {})
         told, recovered = time.monotonic() - began, None

@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -48,11 +49,11 @@ def _fill(namespace: str) -> None:
 
     backend = connect(namespace=namespace)
     spec = load(Path(__file__).parent.parent / "manifests/digits-ddp")
-    one = manifest(spec.with_(policy={"suspend": True}), f"registry.example/x@sha256:{'a' * 64}")
+    job = manifest(spec.with_(policy={"suspend": True}), f"registry.example/x@sha256:{'a' * 64}")
 
     def make(number: int) -> None:
-        metadata = {**one["metadata"], "name": f"job-{number}"}
-        backend.create_manifest({**one, "metadata": metadata})
+        metadata = {**job.metadata, "name": f"job-{number}"}
+        backend.create_manifest(replace(job, raw={**job.raw, "metadata": metadata}))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(make, range(JOBS)))
