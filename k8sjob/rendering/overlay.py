@@ -18,6 +18,7 @@ from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import first_findings, invalid
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
+from k8sjob.targets.api import CHILD
 from k8sjob.targets.jobs import TARGETS, keyed
 
 if TYPE_CHECKING:
@@ -267,15 +268,13 @@ def _names(items: list[Any], key: str) -> list[str] | None:
 
 def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Finding]:
     metadata = at_path(overlay, "metadata")
-    for key in ("apiVersion", "kind", "status"):
+    for key in ("apiVersion", "kind", "status", CHILD):
         if isinstance(overlay, dict) and key in overlay:
             yield invalid(f"{at}.{key}", f"{overlay[key]!r} cannot be set by an overlay; remove it")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
-            yield invalid(
-                f"{at}.metadata.{key}",
-                f"{metadata[key]!r} has its own field; set `{key}` in the job spec",
-            )
+            message = f"{metadata[key]!r} has its own field; set `{key}` in the job spec"
+            yield invalid(f"{at}.metadata.{key}", message)
 
 
 def _twice(change: Any, path: FieldPath = ()) -> Iterator[Finding]:

@@ -62,7 +62,8 @@ class JobState(StrEnum):
         return _EXIT_CODES.get(self, 101)
 
 
-_CHILD: Final = "child"
+CHILD: Final = "child"
+"""The key of Job.child in Job.document, which no manifest has."""
 _FINISHED: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
 )
@@ -194,17 +195,17 @@ class Job(Object):
     def of(cls, target: Target, document: Json) -> Job:
         """The job of a kind from its `document`."""
         raw, key = dict(document), target.companion.key if target.companion else ""
-        child = raw.pop(_CHILD, None)
+        child = raw.pop(CHILD, None)
         return cls(raw, target, raw.pop(key, None) if key else None, child)
 
     @property
     def document(self) -> Json:
         """The job as one mapping, for overlays, diffs and records, and for the paths in messages.
 
-        The companion is there under its key, if it has one, and the child as "child".
+        The companion is there under its key, if it has one, and the child under CHILD.
         """
         key = self.target.companion.key if self.target.companion else ""
-        beside = {key: self.companion, _CHILD: self.child}
+        beside = {key: self.companion, CHILD: self.child}
         return {**self.raw, **{k: v for k, v in beside.items() if k and v is not None}}
 
     def with_document(self, document: Json) -> Job:

@@ -111,6 +111,7 @@ def test_the_text_keeps_its_mark_and_its_hash_follows_the_overlay(job):
         ("pytorchjob", {"metadata": "text"}, "overlay.metadata.name"),
         ("pytorchjob", {"apiVersion": "v1"}, "overlay.apiVersion"),
         ("pytorchjob", {"status": {}}, "overlay.status"),
+        ("trainjob", {"child": {"spec": {}}}, "overlay.child"),
         ("pytorchjob", {"spec": None}, "overlay.spec"),
         ("job", {"spec": 3}, "overlay.spec"),
         ("job", {"metadata": None}, "overlay.metadata"),
