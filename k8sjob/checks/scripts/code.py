@@ -57,6 +57,19 @@ def followed(unknown: _Value) -> Callable[[_Method], _Method]:
     return once
 
 
+def once(compute: Callable[[Any], _Value]) -> Callable[[Any], _Value]:
+    """Make a function of a program compute its value once; nothing else keeps the program."""
+
+    @wraps(compute)
+    def read(code: Any) -> _Value:
+        values: dict[str, _Value] = code.__dict__
+        if compute.__name__ not in values:
+            values[compute.__name__] = compute(code)
+        return values[compute.__name__]
+
+    return read
+
+
 class Code:
     """The modules of a program, with their names.
 

@@ -11,11 +11,10 @@ import ast
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.finding import table
-from k8sjob.checks.scripts.code import followed, keyword
+from k8sjob.checks.scripts.code import followed, keyword, once
 from k8sjob.checks.scripts.facts import MAKES_GROUP
 from k8sjob.checks.scripts.modules import Function
 from k8sjob.checks.scripts.ranks import RANKS
@@ -181,7 +180,7 @@ def _places(script: Script) -> Iterator[_Place]:
             yield from places
 
 
-@lru_cache(maxsize=1)
+@once
 def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
     """The collectives that one rank comes to and another does not, with what decides it."""
     setting = script.setting

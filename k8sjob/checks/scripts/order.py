@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.scripts.code import followed
+from k8sjob.checks.scripts.code import followed, once
 from k8sjob.checks.scripts.values import of_origins
 from k8sjob.rules import Rules
 
@@ -112,7 +111,7 @@ def _is_sorted(script: Script, node: ast.expr) -> bool:
     return node in nodes or not texts.isdisjoint((name, f"{name}.sort"))
 
 
-@lru_cache(maxsize=1)
+@once
 def _sorting(script: Script) -> tuple[set[ast.expr], set[str]]:
     """What is put in order or counted, and its source."""
     calls = script.method_calls("sort", "sorted", "len")

@@ -1,5 +1,6 @@
 """Lint of large and odd texts: its work grows as they do, or it says that it gives up."""
 
+import gc
 import json
 import runpy
 import sys
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from k8sjob.checks.lint import Severity, lint, lint_script
 from k8sjob.checks.scripts import modules
+from k8sjob.checks.scripts.facts import Script
 from k8sjob.checks.scripts.job_draft import draft, find_script
 from k8sjob.cli.program import program
 from k8sjob.errors import SpecError
@@ -197,3 +199,13 @@ def test_local_modules_are_bounded_by_their_length(tmp_path):
         (tmp_path / f"{name}.py").write_text(text[: modules.MAX_BYTES - 100])
     entry = modules.parse_module("".join(f"import {name}\n" for name in names), "main.py")
     assert len(modules.program(entry, [tmp_path])) == 1 + 9
+
+
+def test_a_script_is_freed_before_the_next_is_read():
+    gc.collect()
+    for number in range(12):
+        lint_script(f"import torch\nx = sorted([{number}])\n")
+    assert sum(isinstance(alive, Script) for alive in gc.get_objects()) <= 3
+    with pytest.raises(KeyError), modules.time_limit(), modules.time_limit():
+        raise KeyError
+    assert gc.isenabled()
