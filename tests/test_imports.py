@@ -92,9 +92,10 @@ def test_the_supervisor_of_local_jobs_starts_light():
     assert not names & (CLIENT_ONLY | {"torch"})
 
 
-def test_a_spec_has_a_card_before_a_view_is_loaded():
+@pytest.mark.parametrize("package", ["k8sjob", "k8sjob.spec"])
+def test_a_spec_has_a_card_before_a_view_is_loaded(package):
     code = (
-        "import sys\nfrom k8sjob import JobSpec\nassert 'k8sjob.view' not in sys.modules\n"
+        f"import sys\nfrom {package} import JobSpec\nassert 'k8sjob.view' not in sys.modules\n"
         "print(JobSpec(name='tiny', image='r.example/a:1', run={'script': 'm.py'})._repr_html_())"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
