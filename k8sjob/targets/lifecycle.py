@@ -240,8 +240,8 @@ class Lifecycle:
             message = f"Error pod {pod} container {CONTAINER_NAME} exitCode: {code} terminated"
             message = f"{message} message: {end.get('message', '')}"
             self.record("Warning", end.get("reason", ""), message, now)
-        message = f"Pod: {Object(self.job).namespace}.{pod} exited with code {code}"
-        self.record("Normal", "ExitedWithCode", message, now)
+        if replica.state is not ReplicaState.REPLACED:  # else with its new Pod: `why` counts them
+            self._record_exit(replica, now)
 
     def advance(self, now: datetime) -> None:
         """Take the job to the state that follows from its replicas, its policy and the time."""
@@ -327,6 +327,7 @@ class Lifecycle:
     def _create_pods(self, now: datetime) -> None:
         for replica in self.replicas:
             if replica.state is ReplicaState.REPLACED:
+                self._record_exit(replica, now)
                 self._delete_pod(replica, now)
             if replica.state is ReplicaState.GONE:
                 replica.create(now)
@@ -352,11 +353,15 @@ class Lifecycle:
         event = new_event(about, kind, reason, message, now)
         self.events = [*self.events[-_MAX_EVENTS:], event]
 
+    def _record_exit(self, replica: Replica, now: datetime) -> None:
+        pod = f"{Object(self.job).namespace}.{self.pod_name(replica)}"
+        message = f"Pod: {pod} exited with code {replica.end['exitCode']}"
+        self.record("Normal", "ExitedWithCode", message, now)
+
     def _condition(
         self, kind: str, message: str, now: datetime, *, reason: str = "", value: bool = True
     ) -> None:
-        reason = f"{KIND}{reason or kind}"
-        set_condition(self.status, kind, reason, message, value=value, now=now)
+        set_condition(self.status, kind, f"{KIND}{reason or kind}", message, value=value, now=now)
 
     def _counts(self) -> dict[str, dict[str, int]]:
         """How many replicas of each role have failed; the others count as succeeded."""

@@ -36,7 +36,7 @@ _STATE: Final[dict[str, Any]] = {
     "pods": [object_shape("Pod")],
     "events": [object_shape("Event")],
 }
-"""The shape of state.json; see fit."""
+"""The shape of state.json (see fit); a field of another type would end `list` for all jobs."""
 
 # --- the state of a run ---------------------------------------------------------------------------
 
@@ -65,10 +65,7 @@ def read_state(folder: JobFolder) -> Snapshot:
 
 
 def _read_valid_state(folder: JobFolder) -> Json:
-    """The state without nulls; BackendError if it is not the state of this job.
-
-    A field of a wrong type would end every command that reads it, `list` for all jobs.
-    """
+    """The state without nulls; BackendError if it is damaged, or not the state of this job."""
     state, wrong = fit(read_json(folder.state), _STATE)
     name, uid = (at_path(state, "job", "metadata", key) for key in ("name", "uid"))
     whole = state.keys() == _STATE.keys() and name == folder.name

@@ -161,16 +161,21 @@ def test_a_replaced_pod_is_another_one_and_the_job_restarts_meanwhile():
     assert (run.job.state, run.phases) == (RESTARTING, {"master-0": "Pending"})
     assert run.conditions == [("Created", "True"), ("Restarting", "True")]
     message = "job j is restarting because Master replica(s) failed."
-    assert run.events[-3:] == [
+    exited = ("ExitedWithCode", "Pod: local.j-master-0 exited with code 137")
+    assert run.events[-4:] == [
         ("PyTorchJobRestarting", message),
+        exited,
         ("SuccessfulDeletePod", "Deleted pod: j-master-0"),
         ("SuccessfulCreatePod", "Created pod: j-master-0"),
     ]
-    assert ("ExitedWithCode", "Pod: local.j-master-0 exited with code 137") in run.events
     run.advance()
     (new,) = run.job.pods()
     assert new["metadata"]["uid"] != pod["metadata"]["uid"]
     assert run.conditions == [("Created", "True"), ("Running", "True")]
+    run.job.max_restarts = 1
+    run.end(master_0=137)
+    assert run.job.state is FAILED
+    assert run.events.count(exited) == 1  # `why` counts them as new Pods
 
 
 def test_a_crash_in_a_pod_that_lives_on_is_recorded_and_followed_by_longer_pauses():
