@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tomllib
 import venv
 import zipfile
 from email import message_from_bytes
@@ -95,15 +94,6 @@ def test_without_an_address_no_link_leads_nowhere(tmp_path):
 def test_an_address_that_is_none(tmp_path):
     with pytest.raises(AssertionError, match="write https://HOST/OWNER/REPOSITORY"):
         build(ROOT, tmp_path, "wheel", K8SJOB_REPOSITORY="git@forge.example:team/k8sjob")
-
-
-def test_the_earlier_names_of_the_extras():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    now = {"torch": "run", "kubernetes": "cluster", "deps": "build", "safetensors": "export"}
-    assert {name: extras[name] for name in now} == {k: [f"k8sjob[{v}]"] for k, v in now.items()}
-    assert extras["all"] == [f"k8sjob[{','.join([*now.values(), 'ui', 'metrics'])}]"]
 
 
 @pytest.mark.slow
