@@ -56,16 +56,16 @@ class Kind:
     pods: str
     label: str
     complete: str
-    others: frozenset = frozenset({"MASTER_ADDR", "PET_MASTER_ADDR"})
+    differing: frozenset = frozenset({"MASTER_ADDR", "PET_MASTER_ADDR"})
 
     @property
     def target(self):
         return by_name(self.name)
 
     def spec(self, **fields):
-        given = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
-        given |= {"target": self.name, "replicas": {"workers": 2}}
-        return JobSpec.model_validate({**given, **fields})
+        document = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
+        document |= {"target": self.name, "replicas": {"workers": 2}}
+        return JobSpec.model_validate({**document, **fields})
 
     def indexed(self, job):
         """The spec of its Indexed Job."""
@@ -74,22 +74,22 @@ class Kind:
     def job(self, **status):
         """The job, with this status of the Indexed Job and the conditions that follow from it."""
         meta = {"uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-        made = manifest(self.spec())
-        metadata = {**made.metadata, **meta}
-        made = made.with_document({**made.document, "metadata": metadata, "status": status})
+        job = manifest(self.spec())
+        metadata = {**job.metadata, **meta}
+        job = job.with_document({**job.document, "metadata": metadata, "status": status})
         if self.pods == "tiny":
-            return made
+            return job
         names = {"Complete": self.complete, "Failed": "Failed", "Suspended": "Suspended"}
-        own = [
-            {**one, "type": names[one["type"]], "reason": "its own"}
-            for one in status.get("conditions", ())
-            if one["type"] in names
+        conditions = [
+            {**condition, "type": names[condition["type"]], "reason": "its own"}
+            for condition in status.get("conditions", ())
+            if condition["type"] in names
         ]
         owners = [{"controller": True, "uid": "1" if self is JOBSET else "its set"}]
         about = {**meta, "name": self.pods, "uid": "child", "ownerReferences": owners}
         child = {"metadata": about, "status": status}
-        made = made.with_document({**made.document, "status": {"conditions": own}})
-        return with_child(made, [child])
+        job = job.with_document({**job.document, "status": {"conditions": conditions}})
+        return with_child(job, [child])
 
     def pod(self, index, *, created=0, suffix="aaaaa", labeled=True, uid="1"):
         labels = {"batch.kubernetes.io/job-name": self.pods, self.label: "tiny", UID: uid}
@@ -112,7 +112,7 @@ IN_RUNTIME = ("runtime", "spec", "template", *IN_SET)
 PORTS = {"MASTER_PORT", "PET_MASTER_PORT"}
 JOB = Kind("job", ("spec",), "tiny", "batch.kubernetes.io/job-name", "Complete")
 JOBSET = Kind("jobset", IN_SET, "tiny-node-0", SET_NAME, "Completed")
-TRAINJOB = Kind("trainjob", IN_RUNTIME, "tiny-node-0", SET_NAME, "Complete", JOB.others | PORTS)
+TRAINJOB = Kind("trainjob", IN_RUNTIME, "tiny-node-0", SET_NAME, "Complete", JOB.differing | PORTS)
 KINDS = [JOB, JOBSET, TRAINJOB]
 of_each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -124,17 +124,17 @@ def condition(kind, **more):
 @of_each_kind
 def test_every_replica_has_the_environment_that_the_operator_would_inject(kind):
     spec = kind.spec(replicas={"workers": 2, "nproc_per_node": 2})
-    made = manifest(spec)
-    (container,) = kind.target.replicas(made)[0].pod["containers"]
-    given = {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    job = manifest(spec)
+    (container,) = kind.target.replicas(job)[0].pod["containers"]
+    env = {v["name"]: v.get("value", v.get("valueFrom")) for v in container["env"]}
     rank = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
-    assert given["RANK"] == rank
+    assert env["RANK"] == rank
     for role, index in ((Role.MASTER, 0), (Role.WORKER, 1)):
         alike = replica_env(spec, role, index)
-        found = {**given, **kind.target.injected_env(made, role, index)}
-        differs = {name for name in alike if found[name] != alike[name]}
-        assert differs == kind.others
-        assert found["MASTER_ADDR"] == f"{kind.pods}-0.tiny"
+        injected = {**env, **kind.target.injected_env(job, role, index)}
+        differs = {name for name in alike if injected[name] != alike[name]}
+        assert differs == kind.differing
+        assert injected["MASTER_ADDR"] == f"{kind.pods}-0.tiny"
 
 
 @pytest.mark.parametrize(("role", "index"), [("Master", 1), ("Worker", 2), ("Worker", -2)])
@@ -146,19 +146,19 @@ def test_a_replica_that_there_is_not(role, index):
 @pytest.mark.parametrize("kind", [JOB, JOBSET], ids=lambda kind: kind.name)
 def test_an_elastic_job_has_a_rendezvous_and_no_ranks(kind):
     alike = kind.spec(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}})
-    made = manifest(alike)
-    (container,) = Object(kind.indexed(made)).part("template", "spec")["containers"]
-    given = {one["name"]: one["value"] for one in container["env"]}
-    wanted = replica_env(alike, Role.WORKER, 0)
-    differs = {name for name in wanted if given.get(name) != wanted[name]}
+    job = manifest(alike)
+    (container,) = Object(kind.indexed(job)).part("template", "spec")["containers"]
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    expected = replica_env(alike, Role.WORKER, 0)
+    differs = {name for name in expected if env.get(name) != expected[name]}
     endpoint = f"{kind.pods}-0.tiny:23456"
-    assert (differs, given["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, endpoint)
-    assert elastic_env(given, f"{kind.pods}-0").hosts
-    assert kind.target.is_elastic(made)
+    assert (differs, env["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, endpoint)
+    assert elastic_env(env, f"{kind.pods}-0").hosts
+    assert kind.target.is_elastic(job)
     assert not kind.target.is_elastic(kind.job())
-    assert kind.target.injected_env(made, Role.WORKER, 1) == {}
-    assert kind.indexed(made)["backoffLimit"] == 12
-    assert kind.indexed(made)["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert kind.target.injected_env(job, Role.WORKER, 1) == {}
+    assert kind.indexed(job)["backoffLimit"] == 12
+    assert kind.indexed(job)["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
 
 @pytest.mark.parametrize(
@@ -168,21 +168,21 @@ def test_an_elastic_job_has_a_rendezvous_and_no_ranks(kind):
 def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
     least = fields.pop("least", 2)
     replicas = {"workers": 2, "elastic": {"min": least, "max": 3}}
-    made = manifest(JOB.spec(replicas=replicas, **fields))
-    annotations = made.annotations
+    job = manifest(JOB.spec(replicas=replicas, **fields))
+    annotations = job.annotations
     assert annotations.get("kueue.x-k8s.io/job-min-parallelism") == smallest
     equal = annotations.get("kueue.x-k8s.io/job-completions-equal-parallelism")
     assert equal == (smallest and "true")
 
 
 def test_the_service_gives_the_pods_their_names():
-    made = manifest(JOB.spec(namespace="team"))
-    service = made.companion
-    assert service["metadata"]["name"] == made.spec["template"]["spec"]["subdomain"] == "tiny"
+    job = manifest(JOB.spec(namespace="team"))
+    service = job.companion
+    assert service["metadata"]["name"] == job.spec["template"]["spec"]["subdomain"] == "tiny"
     assert service["metadata"]["namespace"] == "team"
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert [one["kind"] for one in yaml.safe_load_all(render(JOB.spec()))] == ["Service", "Job"]
+    assert [doc["kind"] for doc in yaml.safe_load_all(render(JOB.spec()))] == ["Service", "Job"]
     assert yaml.safe_load(render(JOBSET.spec()))["kind"] == "JobSet"  # makes its own
 
 
@@ -198,15 +198,15 @@ def test_the_service_gives_the_pods_their_names():
 )
 @of_each_kind
 def test_restarts(policy, restart, limit, rules, kind):
-    made = kind.indexed(manifest(kind.spec(policy=policy)))
-    assert made["template"]["spec"]["restartPolicy"] == restart
-    assert made["backoffLimit"] == limit
+    job_spec = kind.indexed(manifest(kind.spec(policy=policy)))
+    assert job_spec["template"]["spec"]["restartPolicy"] == restart
+    assert job_spec["backoffLimit"] == limit
     # Without it the failures of all replicas add up to the pause before each of them starts again.
-    assert made.get("backoffLimitPerIndex", 0) == (limit if restart == "Never" else 0)
-    found = made.get("podFailurePolicy", {}).get("rules", [])
-    assert [rule["action"] for rule in found] == rules
+    assert job_spec.get("backoffLimitPerIndex", 0) == (limit if restart == "Never" else 0)
+    pod_rules = job_spec.get("podFailurePolicy", {}).get("rules", [])
+    assert [rule["action"] for rule in pod_rules] == rules
     if rules:  # what a suspension ends is no failure
-        assert found[0]["onExitCodes"]["values"] == [143]
+        assert pod_rules[0]["onExitCodes"]["values"] == [143]
 
 
 COMMAND = {"run": {"command": ["sh", "-c", "exit 1"]}}
@@ -224,15 +224,15 @@ COMMAND = {"run": {"command": ["sh", "-c", "exit 1"]}}
 @of_each_kind
 def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
     spec = kind.spec(**{"replicas": {"workers": 0}, **fields})
-    made = kind.indexed(manifest(spec))
+    job_spec = kind.indexed(manifest(spec))
     assert spec.restart_policy == "OnFailure"
-    assert made["template"]["spec"]["restartPolicy"] == "Never"
-    limits = {made["backoffLimit"], made.get("backoffLimitPerIndex", 0)}
+    assert job_spec["template"]["spec"]["restartPolicy"] == "Never"
+    limits = {job_spec["backoffLimit"], job_spec.get("backoffLimitPerIndex", 0)}
     assert limits == {restarts * spec.nnodes}
-    stopped, disrupted, *rest = made["podFailurePolicy"]["rules"]
+    stopped, disrupted, *rules = job_spec["podFailurePolicy"]["rules"]
     assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [143])
     assert (disrupted["action"], "onPodConditions" in disrupted) == ("Ignore", True)
-    codes = [(rule["action"], rule["onExitCodes"]["values"]) for rule in rest]
+    codes = [(rule["action"], rule["onExitCodes"]["values"]) for rule in rules]
     assert codes == ([("FailJob", final)] if final else [])
     # The agent ends with 3, and not with 137, when it has no restart left.
     config = json.loads(container_env(spec)["K8SJOB_CONFIG"])
@@ -245,8 +245,8 @@ def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
 @of_each_kind
 def test_the_first_worker_reports_where_the_master_only_serves(kind):
     served = {"kind": "parameter_server", "servers": 3}
-    made = manifest(kind.spec(strategy=served, run={"module": "train"}))
-    assert (processes(made), reporting_replica(made)) == ((4, 1), "worker-0")
+    job = manifest(kind.spec(strategy=served, run={"module": "train"}))
+    assert (processes(job), reporting_replica(job)) == ((4, 1), "worker-0")
 
 
 @of_each_kind
@@ -267,8 +267,8 @@ def test_what_a_literal_on_failure_costs(kind):
 def test_where_the_pods_are_gone_why_says_how_they_stay(kind, policy, words):
     job = kind.job(**condition("Failed", message="Job has reached the specified backoff limit"))
     kind.indexed(job)["template"]["spec"]["restartPolicy"] = policy
-    (found,) = diagnose(Snapshot(job), {}, now=NOW)
-    assert words in found.next_step
+    (finding,) = diagnose(Snapshot(job), {}, now=NOW)
+    assert words in finding.next_step
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_
 @of_each_kind
 def test_a_restart_policy_that_its_rules_forbid_is_refused_with_its_line(kind, tmp_path):
     file, on_failure = tmp_path / "job.yaml", {"spec": {"restartPolicy": "OnFailure"}}
-    given = {**kind.spec().model_dump(exclude_defaults=True), "pod_template": on_failure}
-    file.write_text(yaml.safe_dump(given))
+    document = {**kind.spec().model_dump(exclude_defaults=True), "pod_template": on_failure}
+    file.write_text(yaml.safe_dump(document))
     with pytest.raises(SpecError) as caught, located(file):
         manifest(load(file))
     (problem,) = caught.value.findings
@@ -357,8 +357,8 @@ def test_why_it_failed_is_what_its_job_says(kind):
     failed = kind.job(**condition("Failed", reason="BackoffLimitExceeded"))
     assert kind.target.state(failed)[1]["reason"] == "BackoffLimitExceeded"
     suspended = kind.job(**condition("Suspended", reason="JobSuspended"))
-    own = "JobSuspended" if kind is JOB else "its own"  # known before the Job's
-    assert kind.target.state(suspended)[1]["reason"] == own
+    reason = "JobSuspended" if kind is JOB else "its own"  # known before the Job's
+    assert kind.target.state(suspended)[1]["reason"] == reason
 
 
 @of_each_kind
@@ -385,8 +385,8 @@ def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, find
     status = condition("FailureTarget", lastTransitionTime="2026-01-01T00:00:10Z")
     late = kind.job(startTime="2026-01-01T00:00:00Z", active=3, **(status if noticed else {}))
     kind.indexed(late)["activeDeadlineSeconds"] = 10
-    found = diagnose(Snapshot(late, tuple(map(kind.pod, range(3)))), {}, now=NOW)
-    assert [finding.id for finding in found].count(Cause.DEADLINE) == findings
+    causes = diagnose(Snapshot(late, tuple(map(kind.pod, range(3)))), {}, now=NOW)
+    assert [finding.id for finding in causes].count(Cause.DEADLINE) == findings
 
 
 @of_each_kind
@@ -396,8 +396,8 @@ def test_why_a_deleted_pod_has_no_successor(kind):
     def event(reason, message, minute):
         about = {"kind": "Job", "name": kind.pods}
         stamp = f"2026-01-01T00:{minute:02}:00Z"
-        made = {"reason": reason, "message": message, "lastTimestamp": stamp}
-        return {"kind": "Event", "involvedObject": about, **made}
+        details = {"reason": reason, "message": message, "lastTimestamp": stamp}
+        return {"kind": "Event", "involvedObject": about, **details}
 
     running, gone = kind.pod(0), kind.pod(1)
     running["status"] = {"phase": "Running"}
@@ -407,9 +407,9 @@ def test_why_a_deleted_pod_has_no_successor(kind):
     refusal += " requested: pods=1, used: pods=2, limited: pods=2"
     events = [event("FailedCreate", refusal, 2)]
     job = kind.job(active=1)
-    found = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
-    assert found[0].id == Cause.QUOTA
-    assert found[0].message.startswith("worker-0 ")
+    findings = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
+    assert findings[0].id == Cause.QUOTA
+    assert findings[0].message.startswith("worker-0 ")
     events.append(event("SuccessfulCreate", f"Created pod: {kind.pods}-1-yyyyy", 3))
     later = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
     assert Cause.QUOTA not in [finding.id for finding in later]
@@ -418,10 +418,10 @@ def test_why_a_deleted_pod_has_no_successor(kind):
 @of_each_kind
 def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
     lacking = Snapshot(kind.job(active=2), (kind.pod(0), kind.pod(1)))
-    found = diagnose(lacking, {}, now=NOW)
-    assert Cause.OPERATOR_SILENT not in {finding.id for finding in found}
-    found = diagnose(lacking, {}, now=NOW + timedelta(seconds=660))
-    assert Cause.OPERATOR_SILENT in {finding.id for finding in found}
+    findings = diagnose(lacking, {}, now=NOW)
+    assert Cause.OPERATOR_SILENT not in {finding.id for finding in findings}
+    findings = diagnose(lacking, {}, now=NOW + timedelta(seconds=660))
+    assert Cause.OPERATOR_SILENT in {finding.id for finding in findings}
 
 
 @of_each_kind
@@ -440,8 +440,8 @@ def test_the_replicas_by_their_index(kind):
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
     assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"
     assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
-    found = target.selector("tiny", {"master-0", "worker-1"})
-    assert found == f"{kind.label}=tiny,{INDEX} in (0,2)"
+    selector = target.selector("tiny", {"master-0", "worker-1"})
+    assert selector == f"{kind.label}=tiny,{INDEX} in (0,2)"
     assert target.replica_named(kind.job(), f"{kind.pods}-2-x7k2p") == "worker-1"
     assert target.replica_named(kind.job(), f"{kind.pods}-two-0-x7k2p") == ""
 
@@ -451,8 +451,8 @@ def test_of_the_pods_of_a_replica_the_newest_counts(kind):
     pods = [kind.pod(1, created=5, suffix="bbbbb"), kind.pod(0), kind.pod(1, created=1)]
     pods.append(kind.pod(2, created=9, uid="of a job before it"))
     about = {"name": "tiny", "uid": "1", "creationTimestamp": "2026-01-01T00:00:01Z"}
-    found = [{"metadata": {**about, "ownerReferences": [{"controller": True, "uid": "1"}]}}]
-    assert [one["metadata"]["name"] for one in own_pods(kind.job(), pods, found)] == [
+    objects = [{"metadata": {**about, "ownerReferences": [{"controller": True, "uid": "1"}]}}]
+    assert [pod["metadata"]["name"] for pod in own_pods(kind.job(), pods, objects)] == [
         f"{kind.pods}-0-aaaaa",
         f"{kind.pods}-1-bbbbb",
     ]
@@ -486,7 +486,7 @@ def test_what_the_apiserver_adds_is_not_the_authors():
 
 
 @pytest.mark.parametrize(
-    ("seen", "state", "counts"),
+    ("row", "state", "counts"),
     [
         ({}, JobState.CREATED, {"Pending": 3}),
         ({"active": 1, "ready": 0}, JobState.CREATED, {"Pending": 3}),
@@ -494,8 +494,8 @@ def test_what_the_apiserver_adds_is_not_the_authors():
         ({"active": 0, "succeeded": 1}, JobState.RUNNING, {"Succeeded": 3}),
     ],
 )
-def test_who_may_not_read_its_job_sees_what_the_set_says(seen, state, counts):
-    job = job_of({**manifest(JOBSET.spec()).raw, "status": {"replicatedJobsStatus": [seen]}})
+def test_who_may_not_read_its_job_sees_what_the_set_says(row, state, counts):
+    job = job_of({**manifest(JOBSET.spec()).raw, "status": {"replicatedJobsStatus": [row]}})
     assert JOBSET.target.state(job)[0] is state
     assert JOBSET.target.counts(job, state) == counts
 
@@ -518,14 +518,14 @@ class TestUnlikeJobs:
             }
             for name, replicas, pods in jobs
         ]
-        seen = [dict(zip(("name", "ready", "succeeded"), row, strict=True)) for row in rows]
+        statuses = [dict(zip(("name", "ready", "succeeded"), row, strict=True)) for row in rows]
         return job_of(
             {
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
                 "kind": "JobSet",
                 "metadata": {"name": "rl", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
                 "spec": {"replicatedJobs": listed},
-                "status": {"replicatedJobsStatus": seen},
+                "status": {"replicatedJobsStatus": statuses},
             }
         )
 
@@ -547,7 +547,7 @@ class TestUnlikeJobs:
             self.job(),
             [("leader", 0, 0), *(("actors", i, j) for i in (0, 1) for j in (0, 1))],
         )
-        pods = [self.pod(*one) for one in of]
+        pods = [self.pod(*place) for place in of]
         assert tuple(replica_names(job)) == names
         assert tuple(map(replica_of, pods)) == names
         for pod, name in zip(pods, names, strict=True):
@@ -555,9 +555,9 @@ class TestUnlikeJobs:
         assert JOBSET.target.replica_named(job, "rl-actors-2-0-aaaaa") == ""
         assert JOBSET.target.selector("rl", {"actors-1-0"}) == f"{SET_NAME}=rl,{INDEX} in (0)"
         shown = job_status(Snapshot(job, own_pods(job, [*pods[::-1]])))
-        assert [one.name for one in shown.replicas] == sorted(names)
-        assert {one.role for one in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
-        specs = [one.pod["containers"][0]["name"] for one in JOBSET.target.replicas(job)]
+        assert [replica.name for replica in shown.replicas] == sorted(names)
+        assert {replica.role for replica in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
+        specs = [role.pod["containers"][0]["name"] for role in JOBSET.target.replicas(job)]
         assert specs == ["leader", "actors"]
 
     def test_they_are_chosen_by_their_names_and_the_beginnings_of_these(self):
@@ -605,8 +605,8 @@ class TestUnlikeJobs:
         job = self.job(jobs=(("dataset-initializer", 1, 1), ("node", 1, 2)))
         assert tuple(replica_names(job)) == ("master-0", "worker-0", "dataset-initializer-0-0")
         assert replica_of(self.pod("node", 0, 1)) == "worker-0"
-        found = self.pod("dataset-initializer", 0, 0)
-        assert replica_of(found) == "dataset-initializer-0-0"
+        pod = self.pod("dataset-initializer", 0, 0)
+        assert replica_of(pod) == "dataset-initializer-0-0"
 
 
 def test_the_job_of_an_earlier_set_is_not_its_child():
@@ -620,9 +620,9 @@ def test_the_job_of_an_earlier_set_is_not_its_child():
 @pytest.mark.parametrize(("length", "workers", "fits"), [(48, 2, 1), (49, 2, 0), (48, 10, 0)])
 def test_names_of_pods_have_a_limit(length, workers, fits):
     spec = JOBSET.spec(name="a" * length, replicas={"workers": workers})
-    found = list(JOBSET.target.refusals(spec))
-    assert [one.field for one in found] == ["name"] * (not fits)
-    assert all(f"use at most {47 + (workers < 10)}" in one.message for one in found)
+    findings = list(JOBSET.target.refusals(spec))
+    assert [finding.field for finding in findings] == ["name"] * (not fits)
+    assert all(f"use at most {47 + (workers < 10)}" in finding.message for finding in findings)
 
 
 OWNED = {"ownerReferences": [{"kind": "CronJob", "uid": "2", "controller": True}]}

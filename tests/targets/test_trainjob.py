@@ -25,16 +25,16 @@ JOB = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "
 
 
 def spec(**fields):
-    given = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
-    given |= {"target": "trainjob", "replicas": {"workers": 1, "nproc_per_node": 2}}
-    return JobSpec.model_validate({**given, **fields})
+    document = {"name": "tiny", "image": "example/image:1", "run": {"script": "main.py"}}
+    document |= {"target": "trainjob", "replicas": {"workers": 1, "nproc_per_node": 2}}
+    return JobSpec.model_validate({**document, **fields})
 
 
 def stored(**more):
     """The job as an apiserver has it."""
     meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made = manifest(spec(policy={"active_deadline": 60}))
-    return job_of({**made.document, "metadata": {**made.metadata, **meta}, **more})
+    job = manifest(spec(policy={"active_deadline": 60}))
+    return job_of({**job.document, "metadata": {**job.metadata, **meta}, **more})
 
 
 def not_created(message):
@@ -57,13 +57,13 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2"}
     assert trainer["args"] == ["main.py"]
     # The webhook refuses those names (validator.trainjob.trainer.kubeflow.org).
-    assert not [one["name"] for one in trainer["env"] if one["name"].startswith("PET_")]
+    assert not [v["name"] for v in trainer["env"] if v["name"].startswith("PET_")]
     (container,) = at_path({"runtime": runtime}, *JOB, "template", "spec")["containers"]
     assert container["name"] == "node"
     assert not container.keys() & {"image", "command", "args", "env", "resources"}
-    made = manifest(spec(volumes=volumes))
-    assert [one.name for one in references(made)] == ["data"]
-    assert made.raw.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    mounting = manifest(spec(volumes=volumes))
+    assert [reference.name for reference in references(mounting)] == ["data"]
+    assert mounting.raw.keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
 UNNAMED = {"network": {"enableDNSHostnames": False}}
@@ -170,38 +170,38 @@ def test_what_it_cannot_have_is_refused(fields, field, text):
 def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():
     env = [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
     container = {"name": "pytorch", "env": env, "tty": True}
-    made = manifest(
+    job = manifest(
         spec(
             run={"script": "main.py", "env": {"B": "1"}},
             pod_template={"spec": {"containers": [container]}},
             overlay={"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}},
         )
     )
-    (merged,) = made.at(*JOB, "template", "spec")["containers"]
+    (merged,) = job.at(*JOB, "template", "spec")["containers"]
     assert (merged["name"], merged["tty"]) == ("node", True)
-    env = {one["name"]: one for one in TARGET.replicas(made)[0].pod["containers"][0]["env"]}
+    env = {v["name"]: v for v in TARGET.replicas(job)[0].pod["containers"][0]["env"]}
     assert "RANK" in env
     assert (env["A"]["value"], env["B"]["value"]) == ("1", "2")
-    assert made.companion["spec"]["podGroupPolicy"] == {"coscheduling": {}}
+    assert job.companion["spec"]["podGroupPolicy"] == {"coscheduling": {}}
 
 
 def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
-    there, wanted = manifest(spec()), manifest(spec(policy={"termination_grace": "9s"}))
+    before, after = manifest(spec()), manifest(spec(policy={"termination_grace": "9s"}))
     pod = "runtime.spec.template.spec.replicatedJobs[0].template.spec.template.spec"
-    assert difference(there, wanted).recreated == (
+    assert difference(before, after).recreated == (
         f"{pod}.terminationGracePeriodSeconds",
         "spec.trainer.env[0].value.stop_grace",
     )
     patch = {"manager": "kueue.x-k8s.io/manager", "trainingRuntimeSpec": {}}
-    queued = {**there.document, "spec": {**there.spec, "runtimePatches": [patch]}}
-    assert not difference(job_of(queued), there)
+    queued = {**before.document, "spec": {**before.spec, "runtimePatches": [patch]}}
+    assert not difference(job_of(queued), before)
 
 
 def test_that_trainer_cannot_create_the_jobset_is_reported():
     detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
     event = not_created(f"jobsets is forbidden: {detail}")
-    found = diagnose(Snapshot(stored(), (), (event,)), {})
-    assert Cause.QUOTA in {finding.id for finding in found}
+    findings = diagnose(Snapshot(stored(), (), (event,)), {})
+    assert Cause.QUOTA in {finding.id for finding in findings}
 
 
 def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
@@ -213,27 +213,27 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
     assert tuple(replica_names(job_of(job))) == ("master-0",)
     begun, before = "2026-01-01T00:00:09Z", "2026-01-01T00:00:00Z"
     job["metadata"]["creationTimestamp"] = begun
-    for made, taken in ((begun, True), (before, False)):  # of an earlier job of the name
-        child = {"metadata": {"name": "theirs-node-0", "uid": "j", "creationTimestamp": made}}
+    for created, taken in ((begun, True), (before, False)):  # of an earlier job of the name
+        child = {"metadata": {"name": "theirs-node-0", "uid": "j", "creationTimestamp": created}}
         assert (with_child(job_of(job), [child]).child is child) is taken
     pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
-    made = {"completions": 3, "template": {"spec": pod}}
-    job = job_of({**job, "child": {"spec": made, "status": {"active": 3, "ready": 3}}})
+    job_spec = {"completions": 3, "template": {"spec": pod}}
+    job = job_of({**job, "child": {"spec": job_spec, "status": {"active": 3, "ready": 3}}})
     assert tuple(replica_names(job)) == ("master-0", "worker-0", "worker-1")
     assert TARGET.state(job)[0] is JobState.RUNNING
     assert seconds_to_end(job) == 65
 
 
 def test_the_shorter_deadline_counts():
-    made = stored()
-    assert TARGET.active_deadline(made) == 60
-    for own, least in ((30, 30), (90, 60)):
-        job = {**made.document, "spec": {**made.spec, "activeDeadlineSeconds": own}}
+    job_before = stored()
+    assert TARGET.active_deadline(job_before) == 60
+    for seconds, least in ((30, 30), (90, 60)):
+        job = {**job_before.document, "spec": {**job_before.spec, "activeDeadlineSeconds": seconds}}
         assert TARGET.active_deadline(job_of(job)) == least
     message = "TrainJob exceeded its active deadline"
     at_end = {"type": "Failed", "status": "True", "message": message}
-    found = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})
-    assert Cause.DEADLINE in {finding.id for finding in found}
+    findings = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})
+    assert Cause.DEADLINE in {finding.id for finding in findings}
 
 
 @pytest.mark.parametrize("looked_up", [True, False])  # or Trainer's controller says it
@@ -241,7 +241,7 @@ def test_that_somebody_deleted_its_runtime_is_the_cause(looked_up):
     event = not_created("TrainingRuntime specified in TrainJob is not found")
     gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
     events = () if looked_up else (event,)
-    found = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
-    assert (found[0].id, "does not exist" in found[0].message) == (Cause.COMPANION, True)
-    assert Cause.REFUSED not in {finding.id for finding in found}
-    assert "submit --replace" in found[0].next_step
+    findings = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
+    assert (findings[0].id, "does not exist" in findings[0].message) == (Cause.COMPANION, True)
+    assert Cause.REFUSED not in {finding.id for finding in findings}
+    assert "submit --replace" in findings[0].next_step
