@@ -58,15 +58,18 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module  # noqa: PLC0415 - lazy, see the module's docstring
 
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    if _HOME[name] == "k8sjob.spec":  # a notebook may show a spec before it loads a view
+        from k8sjob.html_card import draw_cards_with  # noqa: PLC0415
+
+        draw_cards_with(_card_of)
     return value
 
 
-def card_of(shown: HasCard) -> str:
-    """The card of an object as HTML."""
+def _card_of(shown: HasCard) -> str:
     # The cards of results need the back ends, which would double the time of importing a spec.
-    from k8sjob.view import cards  # noqa: PLC0415
+    from k8sjob.view.cards import card_of  # noqa: PLC0415
 
-    return cards.card_of(shown)
+    return card_of(shown)
 
 
 def __dir__() -> list[str]:

@@ -9,13 +9,14 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.backends.local import LocalBackend
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.html_card import card
+from k8sjob.html_card import card, draw_cards_with
 from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
 from k8sjob.jobs.result import RunResult, deleted, read_reached, result
 from k8sjob.jobs.run import run_plan
 from k8sjob.jobs.submit import push_code, submit_plan
 from k8sjob.observe.findings import findings
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.view.cards import card_of
 from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.spec import JobSpec
     from k8sjob.targets.api import JobState
+
+draw_cards_with(card_of)
 
 
 def run(
