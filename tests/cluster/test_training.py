@@ -16,6 +16,7 @@ from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import reporting_replica
 from k8sjob.rendering import render
 from k8sjob.spec import Image, JobSpec, Resources, load
+from k8sjob.targets.jobs import job_of
 
 from .desk import shortened
 
@@ -146,7 +147,7 @@ def start(cluster, namespace, eventually, image_of, programs):
         text = render(spec, image=image_of(spec, programs))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
         return Training(
-            cluster, namespace, spec.name, eventually, reporting_replica(yaml.safe_load(text))
+            cluster, namespace, spec.name, eventually, reporting_replica(job_of(yaml.safe_load(text)))
         )
 
     return submit
