@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from k8sjob.findings import Finding
+
 _GREEN, _RED, _YELLOW, _BLUE = "#2e9e5b", "#dc4c4c", "#b8860b", "#3b8fd0"
 _COLORS: Final = {"Succeeded": _GREEN, "Failed": _RED, "Running": _BLUE}
 _MOST_ROWS: Final = 32
@@ -112,6 +114,15 @@ def paragraph(label: str, text: str, *, bad: bool = False) -> Html:
     """A text with a word in front, in red where it is `bad`."""
     style = f' style="color:{_RED}"' if bad else ""
     return Html(f"<div><b{style}>{_escaped(label)}</b> {_escaped(text)}</div>")
+
+
+def finding_parts(findings: Iterable[Finding]) -> list[Html]:
+    """The findings, each with its next step."""
+    parts = []
+    for finding in findings:
+        parts.append(paragraph("why:", finding.message or finding.id, bad=True))
+        parts.append(paragraph("next:", finding.next_step))
+    return parts
 
 
 def bar(done: float) -> Html:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
+from k8sjob.backends.api import LOCAL, Backend, JobRef
 from k8sjob.cli.find_job import (
     Place,
     find_all,
@@ -111,8 +111,11 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
             if job_status(backend.snapshot(ref)).state.finished:
                 keep_record(backend, ref)
         backend.delete(ref)
-        remaining = _kept(backend, ref)
-        line(f"{ref}: {remaining}" if remaining else f"{ref} deleted")
+        outcome = f"{ref} deleted"
+        with suppress(BackendError):  # gone, or unknown
+            if (job := backend.snapshot(ref).job).deleting:
+                outcome = f"{ref}: {deletion(job)}"
+        line(outcome)
         return
     saved = backend.checkpoints(ref)
     backend.delete(ref, checkpoints=checkpoints)
@@ -123,15 +126,6 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""
         print_status(f"its checkpoints remain in {saved} ({shown_size(size)}){why}")
-
-
-def _kept(backend: Backend, ref: JobRef) -> str:
-    """The reason why a job still exists after its deletion; empty if it is gone."""
-    try:
-        job = backend.snapshot(ref).job
-    except BackendError:  # gone, or unknown
-        return ""
-    return deletion(job) if job.deleting else ""
 
 
 def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:
@@ -147,10 +141,5 @@ def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tupl
     return [
         (backend, JobRef.of(snapshot.job))
         for snapshot in snapshots
-        if before is None or _had_ended(snapshot, before)
+        if before is None or ((ended := job_status(snapshot).finished) and ended <= before)
     ]
-
-
-def _had_ended(snapshot: Snapshot, moment: datetime) -> bool:
-    status = job_status(snapshot)
-    return status.state.finished and status.finished is not None and status.finished <= moment

@@ -149,11 +149,15 @@ def job_file_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
-            short = {name: options.pop(name) for name in _SHORT_OPTIONS}
-            changes = _changes(sets, short, script_args())
+            changes = [*sets]
+            for name, (field, *_) in _SHORT_OPTIONS.items():
+                if (value := options.pop(name)) is not None:
+                    changes.append(Change(tuple(field.split(".")), value, option=f"--{name}"))
+            if args := script_args():
+                changes.append(Change(("run", "args"), list(args), adds=True))
             if file is None and not (required or changes):
                 return command(job=None, **options)
-            return command(job=JobFile(file or Path(JOB_FILE), changes), **options)
+            return command(job=JobFile(file or Path(JOB_FILE), tuple(changes)), **options)
 
         wrapped: Callable[..., Any] = with_job
         for name, (_, metavar, kind, text) in reversed(_SHORT_OPTIONS.items()):
@@ -162,19 +166,6 @@ def job_file_options(
         return click.argument("file", required=False, type=path)(set_option(wrapped))
 
     return decorate
-
-
-def _changes(
-    sets: Sequence[Change], short: dict[str, Any], args: Sequence[str]
-) -> tuple[Change, ...]:
-    changes = [*sets]
-    for name, value in short.items():
-        if value is not None:
-            path = tuple(_SHORT_OPTIONS[name][0].split("."))
-            changes.append(Change(path, value, option=f"--{name}"))
-    if args:
-        changes.append(Change(("run", "args"), list(args), adds=True))
-    return tuple(changes)
 
 
 def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:

@@ -89,7 +89,12 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
-        print_status(_choice(chosen, follow=follow))
+        print_status(
+            f"following {chosen[0]} and the next {MOST_AT_ONCE - 1} of {len(chosen)} replicas;"
+            " select others with -r"
+            if follow
+            else f"the lines of {len(chosen)} replicas are printed one replica after the other"
+        )
     silent = dict.fromkeys(chosen)
     lines = _tracked(
         logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
@@ -133,16 +138,6 @@ def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
     for why, names in alike.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield f"{names[0]}{more}: there is no output ({why}); -f waits for it"
-
-
-def _choice(replicas: Sequence[str], *, follow: bool) -> str:
-    """A notice if there are more replicas than are read side by side."""
-    if follow:
-        return (
-            f"following {replicas[0]} and the next {MOST_AT_ONCE - 1} of {len(replicas)} replicas;"
-            " select others with -r"
-        )
-    return f"the lines of {len(replicas)} replicas are printed one replica after the other"
 
 
 class _Printer:

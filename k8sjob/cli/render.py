@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.options import AUTO, target_option
+from k8sjob.cli.options import AUTO, image_option, target_option
 from k8sjob.cli.output import print_status, text, warn, warn_of_secrets
 from k8sjob.rendering import dockerfile, remarks, render, write_context
 from k8sjob.spec import Image
@@ -23,9 +23,7 @@ from k8sjob.spec import Image
     type=click.Path(path_type=Path, file_okay=False),
     help="Write manifest, Dockerfile and what the image is built from into a folder.",
 )
-@click.option(
-    "--image", metavar="REF", help="The image that the replicas run, preferably by digest."
-)
+@image_option
 @click.option(
     "-n", "--namespace", metavar="NS", help="Namespace of the job, instead of the file's."
 )

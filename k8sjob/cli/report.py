@@ -10,13 +10,13 @@ import click
 from k8sjob.cli.archive import complete_file, file_options
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.contract import Event
-from k8sjob.html_card import Html, card, curve, folded, moments, table
+from k8sjob.html_card import Html, card, curve, finding_parts, folded, moments, table
 from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
-from k8sjob.view.cards import finding_parts, replica_table
+from k8sjob.view.cards import replica_table
 from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump
 
@@ -72,12 +72,11 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }
-    why = [part for cause in causes for part in finding_parts(cause)]
     parts = [
         card(
             str(status.ref),
             rows,
-            *why,
+            *finding_parts(causes),
             subtitle=snapshot.job.raw.get("kind", ""),
             state=status.state,
         )

@@ -14,7 +14,6 @@ from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.contract import counted
-from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
 from k8sjob.view.follow import follow
@@ -22,7 +21,7 @@ from k8sjob.view.follow import follow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.backends.api import JobRef, Plan
+    from k8sjob.backends.api import Plan
     from k8sjob.jobs.run import LocalRun
     from k8sjob.view.views import Output
 
@@ -96,7 +95,9 @@ def run_command(
     done = run_here(plan, backend, copy_to=copy_to, **shown)
     if done is None:
         return 0
-    if done.code > 128 and _was_stopped(backend, done.ref):
+    # It may have succeeded in the moment of the interrupt, or be deleted.
+    stopped = done.snapshot and job_status(done.snapshot).state is JobState.STOPPED
+    if done.code > 128 and stopped:
         print_status(_KEEPS if spec.checkpoint else NO_CHECKPOINT)
     return done.code
 
@@ -138,11 +139,3 @@ def run_here(
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
     return done
-
-
-def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
-    """Whether the job was stopped; it may have succeeded in the same moment, or be deleted."""
-    try:
-        return job_status(backend.snapshot(ref)).state is JobState.STOPPED
-    except JobNotFound:
-        return False

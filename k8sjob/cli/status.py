@@ -27,12 +27,10 @@ from k8sjob.view.json_output import (
 from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from datetime import datetime
     from pathlib import Path
 
     from k8sjob.backends.api import Snapshot
-    from k8sjob.findings import Finding
     from k8sjob.targets.api import Job
     from k8sjob.view.json_output import JobProgress
 
@@ -75,7 +73,11 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
             related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
             # What `why` finds reads more, so only if the output of one replica shows trouble.
             if diagnose(snapshot, {reporter: lines} if lines else {}, related):
-                _explain(findings(backend, snapshot))
+                from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
+
+                for finding in findings(backend, snapshot)[:1]:
+                    click.echo()
+                    show_finding(finding)
     return status.exit_code if exit_code else 0
 
 
@@ -102,15 +104,6 @@ def _show(
         restarts = progress.training.restarts if progress else 0
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica, restarts) for replica in status.replicas])
-
-
-def _explain(findings: Sequence[Finding]) -> None:
-    """The first finding of `why`."""
-    from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
-
-    for finding in findings[:1]:
-        click.echo()
-        show_finding(finding)
 
 
 def _replica_row(replica: ReplicaStatus, restarts: int) -> list[object]:

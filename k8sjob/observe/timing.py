@@ -194,7 +194,9 @@ def read_output_times(
     Of the first rank that trains it is read up to its first step, of the others the first line
     alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
-    job, since = snapshot.job, _earlier_until(snapshot, related)
+    job, paused = snapshot.job, _ended_pause(snapshot, related)
+    # All output before it is of a run before the suspension.
+    since = paused.end if paused and paused.end and not paused.first else 0.0
     names, first = replica_names(job), reporting_replica(job)
     elastic = job.target.is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
@@ -393,12 +395,6 @@ def _ended_pause(snapshot: Snapshot, related: Iterable[Json]) -> Suspension | No
     if paused is None or paused.end is None:
         return None
     return None if creations and max(creations) + _ROUNDING < paused.end else paused
-
-
-def _earlier_until(snapshot: Snapshot, related: Iterable[Json]) -> float:
-    """The moment before which all output is of a run before a suspension; 0: there is no such."""
-    paused = _ended_pause(snapshot, related)
-    return paused.end if paused and paused.end and not paused.first else 0.0
 
 
 def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], float]:

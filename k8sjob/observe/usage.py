@@ -249,8 +249,10 @@ def usage(
             waited[rank] += duration * amount
     slowed: dict[str, float] = defaultdict(float)
     for rank, duration in waited.items():
-        if duration and (node := _node_of(job, rank, node_of)):
-            slowed[node] += duration
+        with suppress(BackendError):  # the job has no such rank
+            node = "" if rank is None else node_of.get(replica_of_rank(job, rank), "")
+            if duration and node:
+                slowed[node] += duration
     return Usage(status.ref, device, seconds, nodes, slowed, job.labels)
 
 
@@ -280,13 +282,6 @@ def _amounts(
         yield "", amount * max(role.count - len(present), 0)
 
 
-def _node_of(job: Job, rank: int | None, node_of: Mapping[str, str]) -> str:
-    if rank is not None:
-        with suppress(BackendError):  # the job has no such rank
-            return node_of.get(replica_of_rank(job, rank), "")
-    return ""
-
-
 # --- what the group did ---------------------------------------------------------------------------
 
 
@@ -296,7 +291,9 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     for line in lines:
         at = line.time
         event = Event.decode(line.text)
-        again = session is not None and session.joined is not None and _starts(event)
+        # The group starts: its agent starts processes, or these join.
+        starts = event is not None and (starts_processes(event) or event.kind == EventKind.STARTED)
+        again = session is not None and session.joined is not None and starts
         if session is None or line.attempt != session.attempt or again:
             if session:
                 yield session
@@ -316,13 +313,6 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
             session.reports += [report] if report.is_placed else []
     if session:
         yield session
-
-
-def _starts(event: Event | None) -> bool:
-    """Whether the group starts: its agent starts processes, or these join."""
-    if event is None:
-        return False
-    return starts_processes(event) or event.kind == EventKind.STARTED
 
 
 def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:

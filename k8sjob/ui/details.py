@@ -60,20 +60,16 @@ def plain(value: Any) -> Any:
 
 def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """The job as `status -o json` has it, with the names of all its replicas."""
+    written = ""  # the files that a job on this machine wrote, which its deletion removes
+    if isinstance(entry.backend, LocalBackend):
+        written = listed(written_files(entry.backend.folder(entry.ref)))
     return {
         **job_document(snapshot),
         "names": list(replica_names(snapshot.job)),
         "can": can(entry),
-        "written": _written(entry),
+        "written": written,
         **clock(entry.backend, snapshot),
     }
-
-
-def _written(entry: JobEntry) -> str:
-    """The files that a job on this machine wrote, which its deletion removes."""
-    if not isinstance(entry.backend, LocalBackend):
-        return ""
-    return listed(written_files(entry.backend.folder(entry.ref)))
 
 
 def can(entry: JobEntry) -> list[str]:

@@ -225,7 +225,9 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
-        row = {"key": key, "place": place, **clock(backend, snapshot), **_row(snapshot)}
+        status = job_status(snapshot)
+        row = {"key": key, "place": place, **clock(backend, snapshot), **state_document(status)}
+        row |= {"kind": status.ref.kind, "counts": dict(status.counts)}
         row["progress"] = self._progress.get(key) if row["state"] == JobState.RUNNING else None
         with self._lock:
             before = self._entries.get(key)
@@ -257,13 +259,3 @@ def clock(backend: Backend, snapshot: Snapshot) -> dict[str, Any]:
     """
     at = snapshot.at.isoformat() if backend.recorded and snapshot.at else None
     return {"at": at, "skew": round(snapshot.skew)}
-
-
-def _row(snapshot: Snapshot) -> dict[str, Any]:
-    """What the list shows of a job."""
-    status = job_status(snapshot)
-    return {
-        **state_document(status),
-        "kind": status.ref.kind,
-        "counts": dict(status.counts),
-    }

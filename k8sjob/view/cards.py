@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from k8sjob.backends.api import Plan
 from k8sjob.contract import counted
-from k8sjob.html_card import card, curve, folded, moments, paragraph, table
+from k8sjob.html_card import card, curve, finding_parts, folded, moments, paragraph, table
 from k8sjob.jobs.result import RunResult
 from k8sjob.kube.objects import Object
 from k8sjob.observe.status import JobStatus
@@ -16,7 +16,6 @@ from k8sjob.targets.api import JobState
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
-    from k8sjob.findings import Finding
     from k8sjob.html_card import HasCard, Html
 
 
@@ -103,13 +102,8 @@ def _result(result: RunResult) -> str:
     }
     rows |= {name: value for name, value in result.metrics.items() if name not in rows}
     losses = [loss for row in result.history if isinstance(loss := row.get("loss"), int | float)]
-    parts = [part for cause in result.why for part in finding_parts(cause)]
+    parts = finding_parts(result.why)
     if not ok or len(result.replicas) > 1:
         parts.append(replica_table(result))
     drawn = curve(enumerate(losses), "loss")
     return card(result.ref.name, rows, *parts, drawn, state=result.state)
-
-
-def finding_parts(finding: Finding) -> list[Html]:
-    """A finding and its next step."""
-    return [paragraph("why:", finding.message, bad=True), paragraph("next:", finding.next_step)]

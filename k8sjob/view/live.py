@@ -264,19 +264,15 @@ class ListedJob:
         """Whether it has ended, or is gone."""
         return self.state in _ENDED
 
-    def took(self, now: float) -> str:
-        """Its running time so far, or in all; empty before it runs."""
-        if self.started is None:
-            return ""
-        return duration(max((self.finished or now) - self.started, 0))
-
     def line(self, width: int, now: float, cut: OverflowMethod = "ignore") -> Text:
         """The job as a row, its name in `width` columns at least; at most, where it is cut."""
         row = Text(self.name)
         row.truncate(width, overflow=cut)
         row = Text(_padded(row.plain, width) + "  ")
         row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
-        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took(now):>8}")
+        end = self.finished or now
+        took = "" if self.started is None else duration(max(end - self.started, 0))
+        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {took:>8}")
         if self.message:
             row.append(f"  {self.message}")
         row.rstrip()

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO, Union
 from uuid import uuid4
 
 from rich.console import Console
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.environment import allows_live_screen, locale
-from k8sjob.html_card import bar, card, curve, folded, paragraph, table
+from k8sjob.html_card import bar, card, curve, finding_parts, folded, paragraph, table
 from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
@@ -48,23 +48,6 @@ _CARD_LINE: Final = 500
 Format = Literal["auto", "plain", "json"]
 Output = Union[Format, "Callable[[Event], object]"]
 """A name of a view, or a function that is called with each event."""
-
-
-class Screen(Protocol):
-    """Shows events as they come."""
-
-    def show(self, events: Sequence[Event]) -> None:
-        """Show what happened; to be called several times a second, with nothing too."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was found."""
-
-
-class View(Screen, Protocol):
-    """Shows the events of one job."""
-
-    summary: JobSummary
-    """The summary of what was shown so far."""
 
 
 class PlainView:
@@ -205,24 +188,22 @@ class NotebookView:
             parts.append(paragraph("", "  ".join(filter(None, pieces))))
         curves = {"loss": summary.curve, **summary.curves}
         parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
-        for finding in summary.findings:
-            parts.append(paragraph("why:", finding.message or finding.id, bad=True))
-            parts.append(paragraph("next:", finding.next_step))
-        odd = {
-            n: replica
-            for n, replica in summary.replicas.items()
+        parts += finding_parts(summary.findings)
+        if rows := [
+            [name, replica.phase, replica.restarts, replica.exit_code, replica.reason]
+            for name, replica in summary.replicas.items()
             if replica.restarts or replica.exit_code
-        }
-        if odd:
-            rows = [
-                [n, replica.phase, replica.restarts, replica.exit_code, replica.reason]
-                for n, replica in odd.items()
-            ]
+        ]:
             parts.append(table(("replica", "state", "restarts", "exit code", "reason"), rows))
         if self._lines:
             unfolded = not self._ended or state != "Succeeded" or len(self._lines) <= _FEW
             parts.append(folded("output", "\n".join(self._lines), unfolded=unfolded))
         return card(summary.job, {}, *parts, subtitle=subtitle.rstrip(), state=state)
+
+
+View = LiveView | NotebookView | PlainView | CallbackView
+"""Shows the events of one job as they come, and has a summary of them. `show` is called several
+times a second, with no events too; `close` leaves the terminal as it was found."""
 
 
 def json_view(out: TextIO, job: str = "") -> CallbackView:
@@ -268,7 +249,7 @@ def viewer(
     return PlainView(out, job, verbose=verbose)
 
 
-def board(kind: Format) -> Screen:
+def board(kind: Format) -> LiveBoard | PlainBoard | CallbackView:
     """The view of many jobs on stdout; see `viewer`."""
     out = sys.stdout
     if kind == "json":
