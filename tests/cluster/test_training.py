@@ -146,9 +146,8 @@ def start(cluster, namespace, eventually, image_of, programs):
     def submit(spec):
         text = render(spec, image=image_of(spec, programs))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
-        return Training(
-            cluster, namespace, spec.name, eventually, reporting_replica(job_of(yaml.safe_load(text)))
-        )
+        reporter = reporting_replica(job_of(yaml.safe_load(text)))
+        return Training(cluster, namespace, spec.name, eventually, reporter)
 
     return submit
 
