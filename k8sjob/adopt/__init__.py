@@ -30,7 +30,6 @@ from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import (
     READERS,
     is_job,
-    is_suspended,
     job_of,
     keyed,
     near_job,
@@ -195,7 +194,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
     job = normal(original, config=config)
     spec = bare = _accepted(fields(job))
     notes += _leave_out_injected(job, spec)
-    if spec.kueue_queue is not None and not is_suspended(job_of(original)):
+    if spec.kueue_queue is not None and not job_of(original).suspended:
         notes.append("the job starts suspended, as Kueue's webhook would set it")
     changes: Json = {"overlay": {}, "pod_template": {}}
     for _ in range(_PASSES):

@@ -19,7 +19,7 @@ from k8sjob.kube.objects import (
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
-from k8sjob.targets.jobs import job_of, reader_of, target_of
+from k8sjob.targets.jobs import job_of, of_kind, reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ _MARKS: Final = (
 
 def config_of(manifest: Json) -> str | None:
     """The value of K8SJOB_CONFIG in the first training process that has one."""
-    at = target_of(manifest).process_at
+    at = of_kind(manifest.get("kind")).process_at
     processes = [at_path(manifest, *at) or {}] if at else []
     for _, pod in pods(manifest):
         containers = mappings(pod.get("containers"))
@@ -82,7 +82,8 @@ def normal(manifest: Json, *, config: bool) -> Json:
 
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     """Role and pod spec of each role, as they are in the manifest."""
-    for role in target_of(manifest).replicas(job_of(manifest)):
+    job = job_of(manifest)
+    for role in job.target.replicas(job):
         yield role.role, Object(at_path(manifest, *role.path)).spec
 
 

@@ -34,7 +34,7 @@ from k8sjob.files import whole_file
 from k8sjob.kube.json_text import OversizeError, check_size, parsed
 from k8sjob.kube.objects import Object, Pod, moment, odd_name
 from k8sjob.targets.field_types import fit
-from k8sjob.targets.jobs import excess, job_of, replica_names, replica_of, target_of
+from k8sjob.targets.jobs import excess, job_of, replica_names, replica_of
 from k8sjob.targets.object_types import typed_object
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     at = _moment(objects["at"])
     if len({replica_of(pod) for pod in objects["pods"]}) < len(objects["pods"]):
         raise ValueError("it has several Pods of one replica")
-    document = _typed(target_of(objects["job"]).kind, objects["job"])
+    document = _typed(job_of(objects["job"]).target.kind, objects["job"])
     job = job_of(document)
     pods = [_typed("Pod", pod) for pod in objects["pods"]]
     events = [_typed("Event", event) for event in objects["events"]]

@@ -8,7 +8,6 @@ from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import LOCAL
 from k8sjob.kube.objects import QUEUE
 from k8sjob.observe.status import job_status
-from k8sjob.targets.jobs import is_suspended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,7 @@ def suspend(
     """
     job = (snapshot := backend.snapshot(ref)).job
     state = job_status(snapshot).state
-    if is_suspended(job) == value and not state.finished:
+    if job.suspended == value and not state.finished:
         how = "is already suspended" if value else f"is not suspended ({state})"
         done = f"{ref} {how}: nothing was changed"
         return done, _kueue_decides(job, ref, value=value) if value else ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object, at_path
+from k8sjob.targets.field_types import fit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -218,6 +219,11 @@ class Job(Object):
         """What is created for the job in a cluster, in this order: the companion, the job."""
         return [*([] if self.companion is None else [self.companion]), self.raw]
 
+    @property
+    def suspended(self) -> bool:
+        """Whether it is to be suspended."""
+        return bool(self.part(*self.target.policy_at).get("suspend"))
+
     def at(self, *path: str | int) -> Any:
         """The value at a path of its document; None if there is none."""
         return at_path(self.document, *path)
@@ -330,6 +336,8 @@ class Target(Protocol):
     others alone, whatever it is asked."""
     spec_fields: frozenset[str]
     """The fields of an object's spec."""
+    shapes: Json
+    """The types of its fields, and of its companion's; see k8sjob.targets.field_types."""
     process_at: tuple[str, ...] = ()
     """The path of the training container's image, command, arguments and resources, if not in its
     Pod template."""
@@ -363,6 +371,7 @@ class Target(Protocol):
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The manifest without its nulls and its fields of a wrong type, and those fields."""
+        return fit(manifest, self.shapes)
 
     def problems(self, manifest: Json) -> list[Finding]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
@@ -409,10 +418,6 @@ class Target(Protocol):
 
     def counts(self, job: Job, state: JobState) -> Mapping[str, int]:
         """How many Pods are in which phase, by the controller's own counts."""
-
-    def is_suspended(self, job: Job) -> bool:
-        """Whether the job is to be suspended."""
-        return bool(job.part(*self.policy_at).get("suspend"))
 
     def suspension(self, *, value: bool) -> Json:
         """The merge patch that suspends a job or resumes it."""

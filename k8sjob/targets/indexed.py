@@ -10,7 +10,7 @@ Behavior: Kubernetes 1.31, pkg/controller/job.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, JOB_UID_ENV, ExitCode, Role, counted
 from k8sjob.errors import field_path
@@ -26,15 +26,15 @@ from k8sjob.targets.api import (
     Target,
     created_pods,
 )
-from k8sjob.targets.field_types import ABOUT, fit, shape, type_problems
+from k8sjob.targets.field_types import ABOUT, shape, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
+    from k8sjob.kube.pod_security import FieldPath
     from k8sjob.spec import JobSpec
-    from k8sjob.targets.field_types import WrongType
 
 NODE: Final = "node"
 """The name of the replicated Job in a JobSet, as in Kubeflow Trainer."""
@@ -79,21 +79,6 @@ _SPEC_FIELDS: Final = (
 """The fields of batch/v1 JobSpec (k8s.io/api v0.34, batch/v1/types.go)."""
 
 
-class _Jobs(NamedTuple):
-    """Jobs of a job that are alike, maybe billions: of which replicated Job, where, of what Pods.
-
-    A job that is a Job itself has no group; the Pods of ranked ones are the Master and the Workers.
-    """
-
-    group: str
-    first: int
-    copies: int
-    path: tuple[str | int, ...]
-    spec: Json
-    pods: int
-    ranked: bool = False
-
-
 class Indexed(Target):
     """An Indexed Job, or what a controller makes one of."""
 
@@ -103,8 +88,7 @@ class Indexed(Target):
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
     )
 
-    shapes: ClassVar[Json] = {"spec": shape("Job")}
-    """The types of its spec, and of its companion; see k8sjob.targets.field_types."""
+    shapes = {**ABOUT, "spec": shape("Job")}  # noqa: RUF012 - as in Target
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
     """The path of the Job's spec in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
@@ -215,10 +199,6 @@ class Indexed(Target):
             "PET_NNODES": str(nodes),
         }
 
-    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """The manifest without fields of a wrong type, as far as k8sjob reads them."""
-        return fit(manifest, {**ABOUT, **self.shapes})
-
     def basic_problems(self, manifest: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""
         problems = list(type_problems(self.typed(manifest)[1]))
@@ -323,47 +303,32 @@ class Indexed(Target):
     def _nodes(self, job: Job) -> int:
         return int(self._job(job).get("completions") or 1)
 
-    def _jobs(self, job: Job) -> list[_Jobs]:
-        """All its Jobs; the one with the ranks comes first.
+    def _ranked(self, job: Job) -> str | None:
+        """The suffix of the name of the Job whose Pods have ranks; None: none of several has.
 
         Others' sets may have several Jobs, and Trainer's have initializers beside the nodes. Their
         Pods have no ranks that k8sjob knows, so they are called as the Job controller calls them.
         """
-        group = NODE if self.child_name else ""
-        ranked = _Jobs(group, 0, 1, self._path(job), self._job(job), self._nodes(job), ranked=True)
-        every = []
-        for at, part in enumerate(job.at(*self.job_at[:-3]) or ()) if group else ():
-            if (copies := part.get("replicas", 1)) > 0:
-                path = (*self.job_at[:-3], at, "template", "spec")
-                of_job = Object(part).part("template", "spec")
-                pods = of_job.get("completions") or 1
-                every.append(_Jobs(str(part.get("name")), 0, copies, path, of_job, pods))
-        if sum(jobs.copies for jobs in every) == 1:
-            return [ranked._replace(group=every[0].group)]
-        if every and group not in {jobs.group for jobs in every}:
-            return every
-        unranked = [
-            jobs._replace(first=1, copies=jobs.copies - 1) if jobs.group == group else jobs
-            for jobs in every
-        ]
-        return [ranked, *(jobs for jobs in unranked if jobs.copies)]
+        parts = job.at(*self.job_at[:-3]) or () if self.child_name else ()
+        copies = [(str(part.get("name")), part.get("replicas", 1)) for part in parts]
+        groups = [group for group, count in copies if count > 0]
+        if sum(count for _, count in copies if count > 0) == 1:
+            return f"-{groups[0]}-0"
+        return self.child_name if NODE in groups or not groups else None
 
-    def _jobs_named(self, job: Job, suffix: str) -> _Jobs | None:
-        """Those among its Jobs whose names have this suffix after the job's; None without any."""
+    def _has_job(self, job: Job, suffix: str) -> bool:
+        """Whether one of its Jobs has a name with this suffix after the job's."""
         group, _, number = suffix.rpartition("-")
-        for jobs in self._jobs(job):
-            if not jobs.group:
-                return None if suffix else jobs
-            named = group == f"-{jobs.group}" and _INDEXES.fullmatch(number)
-            if named and 0 <= int(number) - jobs.first < jobs.copies:
-                return jobs
-        return None
+        return suffix == self._ranked(job) or any(
+            0 <= int(number) - replicas.first < replicas.count // replicas.pods
+            for replicas in self.replicas(job)
+            if replicas.pods and group == f"-{replicas.role}" and _INDEXES.fullmatch(number)
+        )
 
     def _asked(self, job: Job) -> int:
         """The Pods that _counted counts."""
         of_one = not self.child_name or job.child is not None
-        every = () if of_one else self._jobs(job)
-        return self._nodes(job) if of_one else sum(jobs.copies * jobs.pods for jobs in every)
+        return self._nodes(job) if of_one else sum(role.count for role in self.replicas(job))
 
     def _counted(self, job: Job) -> Json:
         """The status of its Indexed Job.
@@ -377,7 +342,7 @@ class Indexed(Target):
         if job.child is not None:
             return Object(job.child).status
         rows = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
-        pods = {jobs.group: jobs.pods for jobs in self._jobs(job)}
+        pods = {replicas.role: replicas.pods for replicas in self.replicas(job) if replicas.pods}
         every = [(row, pods.get(row.get("name"), self._nodes(job))) for row in rows]
         return {
             key: sum((row.get(key) or 0) * each for row, each in every)
@@ -396,18 +361,25 @@ class Indexed(Target):
         return indexed and not any(owner.get("controller") for owner in owners)
 
     def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
-        """spec.completions of one template, or of that of each Job."""
-        replicas = list[RoleReplicas]()
-        for jobs in self._jobs(job):
-            template = Object(jobs.spec).part("template")
+        """spec.completions of one template, or of that of each Job; those with ranks come first."""
+
+        def of(role: str, count: int, spec: Json, path: FieldPath, *jobs: int) -> RoleReplicas:
+            template = Object(spec).part("template")
             policy = Object(template).spec.get("restartPolicy") or "Never"
-            where = (*jobs.path, "template"), template, policy
-            roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: jobs.pods - 1}
-            if not jobs.ranked:
-                count = jobs.copies * jobs.pods
-                replicas.append(RoleReplicas(jobs.group, count, *where, jobs.pods, jobs.first))
-                continue
-            replicas += (RoleReplicas(role, n, *where) for role, n in roles.items() if n)
+            return RoleReplicas(role, count, (*path, "template"), template, policy, *jobs)
+
+        replicas, ranked = list[RoleReplicas](), self._ranked(job)
+        if ranked is not None:
+            spec, path = self._job(job), self._path(job)
+            roles = {Role.MASTER: 1, Role.WORKER: self._nodes(job) - 1}
+            replicas += (of(role, count, spec, path) for role, count in roles.items() if count)
+        for at, part in enumerate(job.at(*self.job_at[:-3]) or ()) if self.child_name else ():
+            group, path = str(part.get("name")), (*self.job_at[:-3], at, "template", "spec")
+            first = int(ranked == f"-{group}-0")
+            if (copies := part.get("replicas", 1) - first) > 0:
+                spec = Object(part).part("template", "spec")
+                pods = spec.get("completions") or 1
+                replicas.append(of(group, copies * pods, spec, path, pods, first))
         return tuple(replicas)
 
     def nproc_per_node(self, job: Job) -> str:
@@ -504,9 +476,10 @@ class Indexed(Target):
         """A Pod is called JOB-INDEX-SUFFIX, after the Indexed Job."""
         of_job = re.escape(job.name)
         match = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
-        if match is None or (jobs := self._jobs_named(job, match[1])) is None:
+        if match is None or not self._has_job(job, match[1]):
             return ""
-        return _replica(int(match[2])) if jobs.ranked else f"{match[1][1:]}-{int(match[2])}"
+        ranked = match[1] == self._ranked(job)
+        return _replica(int(match[2])) if ranked else f"{match[1][1:]}-{int(match[2])}"
 
     def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Exit codes in conditions of the Job, which stay, and in its Events."""
@@ -522,7 +495,7 @@ class Indexed(Target):
     def is_made(self, job: Job, kind: str, name: str) -> bool:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""
         below = bool(self.child_name) and kind == "Job" and name.startswith(f"{job.name}-")
-        below = below and self._jobs_named(job, name.removeprefix(job.name)) is not None
+        below = below and self._has_job(job, name.removeprefix(job.name))
         return below or super().is_made(job, kind, name)
 
     def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:

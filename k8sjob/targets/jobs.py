@@ -49,14 +49,9 @@ _MARGIN_SECONDS: Final = 60
 """How long pods may outlast their grace period: their kubelet may be away for a moment."""
 
 
-def target_of(item: Json) -> Target:
-    """The kind of an object that is a job; the default where it names none or another."""
-    return of_kind(item.get("kind") or "")
-
-
 def job_of(document: Json) -> Job:
     """The job from its object, or from its Job.document."""
-    return Job.of(target_of(document), document)
+    return Job.of(of_kind(document.get("kind")), document)
 
 
 def by_name(name: str) -> Target:
@@ -64,8 +59,8 @@ def by_name(name: str) -> Target:
     return next(target for target in TARGETS if target.name == name)
 
 
-def of_kind(kind: str) -> Target:
-    """The target whose objects are of this kind; the default for another."""
+def of_kind(kind: str | None) -> Target:
+    """The target whose objects are of this kind; the default for another, or none."""
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
 
 
@@ -76,7 +71,7 @@ def reader_of(job: Json) -> ManifestReader:
 
 def is_job(item: Json) -> bool:
     """Whether an object is a job, in whatever version of its API."""
-    target = target_of(item)
+    target = of_kind(item.get("kind"))
     group = target.api_version.partition("/")[0]
     return item.get("kind") == target.kind and str(item.get("apiVersion")).startswith(f"{group}/")
 
@@ -149,11 +144,6 @@ def _controller(item: Json) -> str:
 def has_ended(job: Job) -> bool:
     """Whether a job has succeeded or failed."""
     return job.target.state(job)[0].finished
-
-
-def is_suspended(job: Job) -> bool:
-    """Whether a job is to be suspended."""
-    return job.target.is_suspended(job)
 
 
 def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:

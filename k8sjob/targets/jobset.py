@@ -14,14 +14,14 @@ Behavior: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for t
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import SpecError, field_path
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
 from k8sjob.targets.api import Authored, Made
-from k8sjob.targets.field_types import shape
+from k8sjob.targets.field_types import ABOUT, shape
 from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
@@ -67,7 +67,7 @@ class JobSet(Indexed):
     kueue_framework = "jobset.x-k8s.io/jobset"
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
-    shapes: ClassVar[Json] = {"spec": shape("JobSet")}
+    shapes = {**ABOUT, "spec": shape("JobSet")}  # noqa: RUF012 - as in Target
     job_at = ("spec", "replicatedJobs", 0, "template", "spec")
     complete = "Completed"
     manager = "jobset.sigs.k8s.io/jobset-controller"

@@ -19,7 +19,7 @@ import copy
 import math
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import SpecError, field_path
 from k8sjob.findings import invalid
@@ -27,7 +27,7 @@ from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Authored, Companion, Job, Made
-from k8sjob.targets.field_types import METADATA, WrongType, fit, shape, type_problems
+from k8sjob.targets.field_types import ABOUT, METADATA, WrongType, fit, shape, type_problems
 from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import JobSet, join, settle_set
@@ -100,10 +100,7 @@ class TrainJob(Indexed):
     process_at = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
-    shapes: ClassVar[Json] = {
-        "spec": shape("TrainJob"),
-        "runtime": shape("TrainingRuntime"),
-    }
+    shapes = {**ABOUT, "spec": shape("TrainJob"), "runtime": shape("TrainingRuntime")}  # noqa: RUF012 - as in Target
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
     nodes_at = ("spec", "trainer")
     container_name = NODE

@@ -25,12 +25,10 @@ from k8sjob.targets.jobs import (
     by_name,
     has_ended,
     is_below,
-    is_suspended,
     job_of,
     own_pods,
     replica_names,
     replica_of,
-    target_of,
     with_child,
 )
 
@@ -426,16 +424,16 @@ def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
 
 @of_each_kind
 def test_suspension(kind):
-    assert not is_suspended(kind.job())
+    assert not kind.job().suspended
     job = kind.job()
     spec = {**job.spec, **kind.target.suspension(value=True)["spec"]}
-    assert is_suspended(job.with_document({**job.document, "spec": spec}))
+    assert job.with_document({**job.document, "spec": spec}).suspended
 
 
 @of_each_kind
 def test_the_replicas_by_their_index(kind):
     target = kind.target
-    assert target_of(kind.job().raw) is target
+    assert job_of(kind.job().raw).target is target
     assert tuple(replica_names(kind.job())) == ("master-0", "worker-0", "worker-1")
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
     assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"

@@ -24,7 +24,6 @@ from k8sjob.targets.jobs import (
     DEFAULT,
     TARGETS,
     has_ended,
-    is_suspended,
     job_path,
     keyed,
     namesake,
@@ -300,7 +299,7 @@ class ClusterBackend(Creation):
             )
         if has_ended(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
-        if not value and is_suspended(job):
+        if not value and job.suspended:
             ended = not target.keeps_ended_pods
             whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)

@@ -27,7 +27,7 @@ from k8sjob.kube.objects import (
     is_ours,
     without_managed_fields,
 )
-from k8sjob.targets.jobs import is_suspended, references
+from k8sjob.targets.jobs import references
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -113,7 +113,7 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
     workloads = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
-    if not is_suspended(job):
+    if not job.suspended:
         return workloads
     local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
     if (name := job.labels.get(PRIORITY)) and workloads and workloads[0]["kind"] == "Status":

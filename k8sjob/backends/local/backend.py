@@ -33,7 +33,7 @@ from k8sjob.backends.local.runs import (
 from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.objects import new_event, stamp
-from k8sjob.targets.jobs import has_ended, is_suspended
+from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.lifecycle import is_expired
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class LocalBackend:
         folder.ask("suspend", value=value)
 
         def taken_up() -> bool:
-            return is_suspended(read_state(folder).job) == value
+            return read_state(folder).job.suspended == value
 
         if not _wait_for(taken_up, ANSWER_SECONDS):
             raise BackendError(

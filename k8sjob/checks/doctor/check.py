@@ -112,7 +112,7 @@ class ClusterFacts:
     def kueue_manages(self) -> bool | None:
         """Whether Kueue manages jobs of the kind, by a dry run; None: that is not known."""
         if answer := self.one("queue dry run"):
-            return self.target.is_suspended(Job(answer, self.target))
+            return Job(answer, self.target).suspended
         error, companion = self.error("queue dry run"), self.target.companion
         if error is None or not self.target.kueue_patch:
             return None

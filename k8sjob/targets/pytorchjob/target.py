@@ -25,7 +25,7 @@ from k8sjob.targets.api import (
     RoleReplicas,
     Target,
 )
-from k8sjob.targets.field_types import fit, type_problems
+from k8sjob.targets.field_types import type_problems
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
-    from k8sjob.targets.field_types import WrongType
 
 _PRECEDENCE: Final = (
     JobState.FAILED,
@@ -89,6 +88,7 @@ class PyTorchJob(Target):
     service_each = True
     keeps_ended_pods = False
     spec_fields = frozenset(operator.known_fields("spec"))
+    shapes = operator.JOB
     policy_at = ("spec", "runPolicy")
     sources = {  # noqa: RUF012 - as in Target
         "cleanPodPolicy": ("policy", "clean_pod_policy"),
@@ -123,10 +123,6 @@ class PyTorchJob(Target):
             "injected": {},
             "fields": {},
         }
-
-    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """The manifest without fields of a wrong type, by the CRD."""
-        return fit(manifest, operator.JOB)
 
     def problems(self, manifest: Json) -> list[Finding]:
         """The problems that the operator's webhook reports, or else those of the CRD's types."""
