@@ -126,7 +126,8 @@ def place_options(
         ),
     ]
     if everywhere:
-        options.insert(1, _ALL)
+        text = "In all namespaces."
+        options.insert(1, click.option("-A", "--all-namespaces", is_flag=True, help=text))
     if local:
         options.append(click.option("--local", is_flag=True, help="On this machine only."))
 
@@ -142,9 +143,6 @@ def place_options(
         return decorated
 
     return decorate
-
-
-_ALL: Final = click.option("-A", "--all-namespaces", is_flag=True, help="In all namespaces.")
 
 
 def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
-from k8sjob.cli.output import line, print_status
+from k8sjob.cli.output import first_names, line, print_status
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
@@ -136,8 +136,7 @@ def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
         ):
             alike[replica.situation].append(name)
     for why, names in alike.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"{names[0]}{more}: there is no output ({why}); -f waits for it"
+        yield f"{first_names(names, 1)}: there is no output ({why}); -f waits for it"
 
 
 class _Printer:

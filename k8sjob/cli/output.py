@@ -136,14 +136,10 @@ def _report(error: Exception) -> int:
             place = f": {error.filename}" if error.filename else ""
             fail(f"{error.strerror or error}{place}")
         case _:
-            fail(_bug(error))
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+            fail(
+                f"this is a bug in k8sjob: {type(error).__name__}: {redacted(str(error))}{where}\n"
+                f"please report it with what {TRACEBACK}=1 shows when you run the command again"
+            )
     return 1
-
-
-def _bug(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return (
-        f"this is a bug in k8sjob: {type(error).__name__}: {redacted(str(error))}{where}\n"
-        f"please report it with what {TRACEBACK}=1 shows when you run the command again"
-    )

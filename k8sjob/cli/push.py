@@ -112,7 +112,9 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{image}"
         )
     if output == "json":
-        document(_fields(pushed), output)
+        # docs/reference/json.md describes the fields.
+        findings = [finding._asdict() for finding in pushed.findings]
+        document({**asdict(pushed), "findings": findings}, output)
     else:
         line(pushed.reference)
 
@@ -206,10 +208,3 @@ def _transfers(pushed: Pushed) -> str:
         if sizes:
             parts.append(f"{word}: {counted(len(sizes), 'part')} ({shown_size(sum(sizes))})")
     return ", ".join(parts)
-
-
-def _fields(pushed: Pushed) -> dict[str, Any]:
-    """The JSON of `-o json`: see docs/reference/json.md."""
-    fields = asdict(pushed)
-    fields["findings"] = [finding._asdict() for finding in pushed.findings]
-    return fields

@@ -231,7 +231,10 @@ class _Submission:
         ref, state = JobRef.of(existing), job_status(Snapshot(existing)).state
         if same_manifest(existing.raw, self._plan.job.raw) and not state.finished:
             with suppress(BackendError):  # it is attached to, whether it can be compared or not
-                self._report_changes(ref, self._compare(existing))
+                changes = self._compare(existing)
+                if changed := [*changes.at_once, *changes.recreated]:
+                    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+                    self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
             return
         changes = self._compare(existing)
         same = not changes or same_manifest(existing.raw, self._plan.job.raw)
@@ -249,11 +252,6 @@ class _Submission:
 
     def _compare(self, existing: Job) -> ManifestDiff:
         return difference(existing, _with_defaults(self._backend, self._plan.job))
-
-    def _report_changes(self, ref: JobRef, changes: ManifestDiff) -> None:
-        if changed := [*changes.at_once, *changes.recreated]:
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Job) -> bool:
         """Delete this very job and wait until its pods are gone; returns whether it existed."""

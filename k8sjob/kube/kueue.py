@@ -28,6 +28,16 @@ _CLOSED: Final = {
 """Why the condition Active of a LocalQueue is False, by its reason."""
 
 
+def workloads_of(uid: str, objects: Iterable[Json]) -> list[Object]:
+    """The Workloads among some objects that the job with this uid owns."""
+    workloads = [Object(related) for related in objects if related.get("kind") == "Workload"]
+    return [
+        workload
+        for workload in workloads
+        if any(owner.get("uid") == uid for owner in workload.owners)
+    ]
+
+
 def cluster_queue(local: Json) -> str:
     """The name of a LocalQueue's ClusterQueue."""
     return str(Object(local).spec.get("clusterQueue") or "")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from k8sjob.kube.objects import QUEUE, Object, event_time, moment
+from k8sjob.kube.kueue import workloads_of
+from k8sjob.kube.objects import QUEUE, event_time, moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.kube.objects import Json
+    from k8sjob.kube.objects import Json, Object
 
 _SETTLING: Final = 2.0
 """Seconds after which a controller that runs has seen that a new job is suspended."""
@@ -56,9 +57,10 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
         if changes == 0 or since <= begun + _SETTLING:
             return Suspension(begun, None, first=True)
         return Suspension(since, None)
-    workloads = (Object(workload) for workload in related if _is_workload_of(workload, job.uid))
     # Kueue replaces a Workload that no longer fits its job, and the new one knows nothing.
-    workload = next((w for w in workloads if _delay(w, begun) < _ADOPTING), None)
+    workload = next(
+        (w for w in workloads_of(job.uid, related) if _delay(w, begun) < _ADOPTING), None
+    )
     evicted = workload.condition("Evicted") if workload else None
     if changes == 1 or (evicted is not None and not evicted):
         return Suspension(begun, since, first=True)
@@ -84,11 +86,6 @@ def _delay(workload: Object, begun: float) -> float:
     """Seconds by which it is younger than its job."""
     created = moment(workload.created)
     return created.timestamp() - begun if created else 0.0
-
-
-def _is_workload_of(related: Json, uid: str) -> bool:
-    owners = Object(related).owners
-    return related.get("kind") == "Workload" and any(owner.get("uid") == uid for owner in owners)
 
 
 def _evicted_once(workload: Object, end: float) -> Suspension:

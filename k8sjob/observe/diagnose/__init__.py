@@ -225,7 +225,8 @@ def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[F
     if over or first in facts.restarts:
         failed_at = datetime.fromtimestamp(first.time, UTC) if first.time else None
         message += ago(failed_at, facts.now, again=over)
-    if (times_recreated := facts.recreated(first.replica)) > 1:
+    times_recreated = facts.target.recreations(facts.job, first.replica, facts.snapshot.events)
+    if times_recreated > 1:
         message += f"; its pod was recreated {times_recreated} times"
         if not facts.target.keeps_ended_pods:
             step += (

@@ -13,6 +13,7 @@ from k8sjob.observe.diagnose.finding import (
     POD,
     Cause,
     Explanation,
+    best_match,
     first_match,
     grouped,
     load_data,
@@ -81,9 +82,7 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
     """Why an image cannot be pulled."""
     text = f"{reason} {_NAMES.sub('', message)}"
-    explanation = first_match(_PULL_RULES, text, image=image, detail=_innermost(message))
-    assert explanation  # noqa: S101 - the last rule matches everything
-    return explanation
+    return best_match(_PULL_RULES, text, image=image, detail=_innermost(message))
 
 
 def _innermost(message: str) -> str:

@@ -478,10 +478,6 @@ class Facts:
                     ended.get("finishedAt", ""),
                 )
 
-    def recreated(self, replica: str) -> int:
-        """How often a replica's Pod was created again because it had failed."""
-        return self.target.recreations(self.snapshot.job, replica, self.snapshot.events)
-
 
 def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> Failure:
     reason = Reason.decode(message) or _cut_reason(message)

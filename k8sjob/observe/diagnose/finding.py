@@ -208,23 +208,24 @@ def load_data(name: str) -> dict[str, Any]:
 
 def load_rules(name: str) -> tuple[Rule, ...]:
     """The rules of a file in the folder `rules`, in their order."""
-    data = load_data(name)
-    return tuple(_rule(fields, data.get("classes", {})) for fields in data["rule"])
-
-
-def _rule(fields: Mapping[str, Any], classes: Mapping[str, str]) -> Rule:
-    pattern, types = fields["pattern"], fields.get("types", "")
-    joined = pattern if isinstance(pattern, str) else "|".join(pattern)
-    cause = Cause(fields.get("cause", Cause.CRASH))
-    return Rule(**{**fields, "pattern": joined, "cause": cause, "types": classes.get(types, types)})
+    rules, classes = [], load_data(name).get("classes", {})
+    for fields in load_data(name)["rule"]:
+        pattern, types = fields["pattern"], fields.get("types", "")
+        joined = pattern if isinstance(pattern, str) else "|".join(pattern)
+        cause, types = Cause(fields.get("cause", Cause.CRASH)), classes.get(types, types)
+        rules.append(Rule(**{**fields, "pattern": joined, "cause": cause, "types": types}))
+    return tuple(rules)
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:
     """The explanation of the first rule whose pattern is in the text."""
-    for rule in rules:
-        if match := rule.search(text):
-            return rule.explain(match, facts)
-    return None
+    explanations = (rule.explain(match, facts) for rule in rules if (match := rule.search(text)))
+    return next(explanations, None)
+
+
+def best_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation:
+    """The same of rules whose last one matches everything."""
+    return next(rule.explain(match, facts) for rule in rules if (match := rule.search(text)))
 
 
 def grouped(explanations: Iterable[Explanation], now: datetime) -> list[Finding]:

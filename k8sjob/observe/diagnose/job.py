@@ -106,14 +106,10 @@ def ended_by_deadline(facts: Facts) -> bool:
     # backoffLimit of 0 a failed Pod counts first: then the condition names another reason.
     by_kubelet = any(
         pod.status.get("reason") == "DeadlineExceeded"
-        and pod.spec.get("activeDeadlineSeconds") == _deadline(facts)
+        and pod.spec.get("activeDeadlineSeconds") == facts.target.active_deadline(facts.job)
         for pod in facts.pods
     )
     return by_kubelet or any(text in facts.status.message for text in _DEADLINE)
-
-
-def _deadline(facts: Facts) -> int | None:
-    return facts.target.active_deadline(facts.job)
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
@@ -121,7 +117,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
     if ended_by_deadline(facts):
         yield Finding(
             Cause.DEADLINE,
-            f"the job reached its deadline of {_deadline(facts)} s",
+            f"the job reached its deadline of {facts.target.active_deadline(facts.job)} s",
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
@@ -166,7 +162,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
     """
-    seconds, started = _deadline(facts), facts.status.started
+    seconds, started = facts.target.active_deadline(facts.job), facts.status.started
     state, (_, noticed) = facts.status.state, facts.target.times(facts.job)
     if noticed or state.finished or state in _HELD or seconds is None or started is None:
         return

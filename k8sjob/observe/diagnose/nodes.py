@@ -13,7 +13,7 @@ from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
     age,
-    first_match,
+    best_match,
     grouped,
     load_rules,
 )
@@ -246,6 +246,5 @@ def _preempted(replica: str, message: str) -> Explanation:
 
 def _evicted(replica: str, message: str) -> Explanation:
     problem = f"evicted by its node: {message.strip().rstrip('.')}"
-    explanation = first_match(_EVICTION_RULES, message, problem=problem, recreated=_RECREATED)
-    assert explanation  # noqa: S101 - the last rule matches everything
+    explanation = best_match(_EVICTION_RULES, message, problem=problem, recreated=_RECREATED)
     return replace(explanation, replica=replica)

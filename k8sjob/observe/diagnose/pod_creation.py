@@ -14,7 +14,7 @@ from k8sjob.kube.objects import Object, event_time, training
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
-    first_match,
+    best_match,
     listed,
     load_rules,
     without_replica,
@@ -136,7 +136,7 @@ def _explain(facts: Facts, message: str) -> Explanation:
             f"{name} ({amount} requested, {used.get(name, '?')} of {hard.get(name, '?')} used)"
             for name, amount in asked.items()
         )
-    explanation = first_match(
+    return best_match(
         _RULES,
         message,
         message=message,
@@ -144,8 +144,6 @@ def _explain(facts: Facts, message: str) -> Explanation:
         amounts=amounts,
         restricted=_restricted_step(facts, message),
     )
-    assert explanation  # noqa: S101 - the last rule matches everything
-    return explanation
 
 
 def _restricted_step(facts: Facts, message: str) -> str:

@@ -12,11 +12,12 @@ import shlex
 from collections import defaultdict
 from datetime import timedelta
 from decimal import Decimal
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
 from k8sjob.kube.capacity import amounts, as_text
-from k8sjob.kube.kueue import closed, cluster_queue
+from k8sjob.kube.kueue import closed, cluster_queue, workloads_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
 from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, load_data, one_line
 from k8sjob.targets.api import JobState
@@ -39,7 +40,8 @@ def queued(facts: Facts) -> Iterator[Finding]:
     if facts.status.state is not JobState.QUEUED:
         return
     queue = facts.job.labels[QUEUE]
-    workload = _newest_workload(facts)
+    workloads = workloads_of(facts.status.ref.uid, facts.related)
+    workload = max(workloads, key=attrgetter("created"), default=Object({})).raw
     if hindrance := _closed(facts, queue) or _never(facts, workload):
         problem, step = hindrance
         yield Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
@@ -71,18 +73,6 @@ def queued(facts: Facts) -> Iterator[Finding]:
         step = "it starts when they end; earlier with a higher kueue_priority_class,"
         step += f" another queue, or smaller requests ({look})"
     yield Finding(Cause.QUEUED, message, step)
-
-
-def _newest_workload(facts: Facts) -> Json:
-    """The newest Workload that the job owns; empty if there is none."""
-    uid = facts.status.ref.uid
-    workloads = [
-        workload
-        for workload in facts.of_kind("Workload")
-        for owner in Object(workload).owners
-        if owner.get("uid") == uid
-    ]
-    return max(workloads, key=lambda workload: Object(workload).created, default={})
 
 
 def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time
-from k8sjob.observe.diagnose.finding import Cause, Explanation, first_match, load_rules, one_line
+from k8sjob.observe.diagnose.finding import Cause, Explanation, best_match, load_rules, one_line
 from k8sjob.observe.diagnose.gang import OF_GANG, own_reason
 from k8sjob.observe.diagnose.volumes import unbound
 
@@ -125,7 +125,7 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
     )
     has, are, lack = ("has", "is", "lacks") if count == 1 else ("have", "are", "lack")
-    explanation = first_match(
+    explanation = best_match(
         _REASON_RULES,
         reason,
         count=str(count),
@@ -136,7 +136,6 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         are=are,
         lack=lack,
     )
-    assert explanation  # noqa: S101 - the last rule matches everything
     return explanation.problem, explanation.next_step
 
 
