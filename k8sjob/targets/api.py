@@ -432,6 +432,8 @@ class Target(Protocol):
 
     def active_deadline(self, job: Job) -> int | None:
         """After how many seconds the job is to be ended."""
+        deadline: int | None = job.part(*self.policy_at).get("activeDeadlineSeconds")
+        return deadline
 
     def keeps_pods(self, job: Job) -> bool:  # noqa: ARG002 - never
         """Whether Pods that still run when the job ends stay."""

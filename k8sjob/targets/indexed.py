@@ -232,7 +232,7 @@ class Indexed(Target):
                 yield invalid(field_path((*self.job_at, key)), message)
         yield from self._policy_problems(spec)
         jobs = job.at(*self.job_at[:-3]) if self.child_name else []
-        master = self._variable(job, "MASTER_ADDR")
+        master = self.variable(job, "MASTER_ADDR")
         domain = master.partition(".")[2]
         network = (job.at(*self.job_at[:-4], "network") if jobs and domain else {}) or {}
         named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
@@ -247,7 +247,7 @@ class Indexed(Target):
             message = f"{copies} Jobs of {nodes} Pods, and the ranks are those of one Job"
             message += "; set replicas in the job spec instead"
             yield invalid(field_path((*self.job_at[:-2], "replicas")), message)
-        world, each = self._variable(job, "WORLD_SIZE"), self.nproc_per_node(job)
+        world, each = self.variable(job, "WORLD_SIZE"), self.nproc_per_node(job)
         if world and each.isdecimal() and world != str(nodes * int(each)):
             message = (
                 f"{nodes} Pods with {counted(int(each), 'rank')} each, but WORLD_SIZE is {world}"
@@ -384,9 +384,10 @@ class Indexed(Target):
 
     def nproc_per_node(self, job: Job) -> str:
         """PET_NPROC_PER_NODE of the container."""
-        return self._variable(job, "PET_NPROC_PER_NODE")
+        return self.variable(job, "PET_NPROC_PER_NODE")
 
-    def _variable(self, job: Job, name: str) -> str:
+    def variable(self, job: Job, name: str) -> str:
+        """The value of a variable of its containers; empty if none has it."""
         for container in Object(self._job(job)).part("template", "spec").get("containers") or ():
             for variable in container.get("env") or ():
                 if variable.get("name") == name:
@@ -395,7 +396,7 @@ class Indexed(Target):
 
     def is_elastic(self, job: Job) -> bool:
         """Whether PET_NNODES of the container has two bounds."""
-        return ":" in self._variable(job, "PET_NNODES")
+        return ":" in self.variable(job, "PET_NNODES")
 
     def state(self, job: Job) -> tuple[JobState, Json]:
         """The state by the true conditions, or by the counts of Pods while there are none.

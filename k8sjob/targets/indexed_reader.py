@@ -123,7 +123,7 @@ class IndexedReader:
             replicas["nproc_per_node"] = nproc
         most = nodes
         if self.target.is_elastic(job):
-            nnodes = _variables(job)["PET_NNODES"]
+            nnodes = self.target.variable(job, "PET_NNODES")
             if bounds := re.fullmatch(r"(\d{1,6}):(\d{1,6})", nnodes):
                 most = int(bounds[2])
                 replicas["elastic"] = {"min": int(bounds[1]), "max": most}
@@ -149,14 +149,12 @@ class IndexedReader:
 
     def _nproc(self, job: Job, nodes: int) -> int:
         """The processes of each node; 0 if unknown."""
-        variables = _variables(job)
         nproc = self.target.nproc_per_node(job)
-        for replicas in self.target.replicas(job)[:1]:
-            container = training(replicas.pod.get("containers"))
-            words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
-            if not nproc and (match := _NPROC.search(words)):
-                nproc = match[1]
-        world = variables.get("WORLD_SIZE", "")
+        container = training(self.target.replicas(job)[0].pod.get("containers"))
+        words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
+        if not nproc and (match := _NPROC.search(words)):
+            nproc = match[1]
+        world = self.target.variable(job, "WORLD_SIZE")
         if not nproc and world.isdecimal() and int(world) % nodes == 0:
             nproc = str(int(world) // nodes)
         return int(nproc) if nproc.isdecimal() else 0
@@ -172,12 +170,6 @@ def _is_its_service(item: Json, job: str, network: str) -> bool:
 def _of_stop(rule: Json) -> bool:
     codes = {k: v for k, v in (rule.get("onExitCodes") or {}).items() if k != "containerName"}
     return rule.get("action") == "Ignore" and codes == _STOPPED
-
-
-def _variables(job: Job) -> dict[str, str]:
-    pods = [replicas.pod for replicas in job.target.replicas(job)[:1]]
-    env = [v for pod in pods for v in training(pod.get("containers")).get("env") or ()]
-    return {str(variable.get("name")): str(variable.get("value") or "") for variable in env}
 
 
 def replace_addresses(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:

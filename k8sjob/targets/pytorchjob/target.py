@@ -205,11 +205,6 @@ class PyTorchJob(Target):
         gang: Json | None = _policy(job).get("schedulingPolicy")
         return gang
 
-    def active_deadline(self, job: Job) -> int | None:
-        """spec.runPolicy.activeDeadlineSeconds."""
-        deadline: int | None = _policy(job).get("activeDeadlineSeconds")
-        return deadline
-
     def keeps_pods(self, job: Job) -> bool:
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
