@@ -152,13 +152,13 @@ class _Walk:
             with os.scandir(folder) as entries:
                 return list(entries)
         except OSError as error:
-            raise _unreadable(folder, error) from None
+            raise unreadable(folder, error) from None
 
     def _file(self, entry: os.DirEntry[bytes], base: str) -> File:
         try:
             state = entry.stat(follow_symlinks=False)
         except OSError as error:
-            raise _unreadable(entry.path, error) from None
+            raise unreadable(entry.path, error) from None
         return File(base + entry.name.decode("utf-8", "surrogateescape"), entry.path, state)
 
     def _is_hidden(self, name: str) -> bool:
@@ -212,7 +212,8 @@ def _check_link(path: bytes) -> None:
         ) from None
 
 
-def _unreadable(path: bytes, error: OSError) -> ImageError:
+def unreadable(path: bytes, error: OSError) -> ImageError:
+    """The error for a file or a folder of the context."""
     return ImageError(
         f"{os.fsdecode(path)}: cannot be read: {error.strerror}; make it readable, or exclude it"
         f" in {OWN_IGNORE}"

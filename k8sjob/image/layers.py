@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import DEPS_HOME, RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.build_context import File
+from k8sjob.image.build_context import File, unreadable
 from k8sjob.image.layer_tar import Layer, entry, write_layer
 from k8sjob.image.registry.blob_content import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
@@ -178,10 +178,7 @@ def _blocks(file: File) -> Iterator[bytes]:
                 yield block
             after = os.fstat(opened.fileno())
     except OSError as error:
-        raise ImageError(
-            f"{os.fsdecode(file.path)}: cannot be read: {error.strerror}; make it readable, or"
-            " exclude it in .dockerignore"
-        ) from None
+        raise unreadable(file.path, error) from None
     if remaining or _version(after) != _version(file.state):
         raise _changed(file)
 

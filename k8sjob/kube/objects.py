@@ -245,11 +245,6 @@ def true_conditions(status: Json) -> dict[str, Json]:
     return {str(c.get("type")): c for c in conditions if c.get("status") == "True"}
 
 
-def is_true(status: Json, kind: str) -> bool:
-    """Whether a condition's status is "True"."""
-    return kind in true_conditions(status)
-
-
 # --- times and events -----------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason, Role, counted
-from k8sjob.kube.objects import Object, is_true, moment, new_event, stamp, training
+from k8sjob.kube.objects import Object, moment, new_event, stamp, training, true_conditions
 from k8sjob.targets.api import Job, JobState, LocalReason
 from k8sjob.targets.pytorchjob.operator import (
     JOB_NAME,
@@ -314,7 +314,7 @@ class Lifecycle:
             if replica.state is not ReplicaState.GONE:
                 self._delete_pod(replica, now)
         message = f"{KIND} {self.name} is suspended."
-        if is_true(self.status, "Running"):
+        if "Running" in true_conditions(self.status):
             self._condition("Running", message, now, reason="Suspended", value=False)
         self._enter(JobState.SUSPENDED, "Normal", message, now)
 
@@ -562,7 +562,7 @@ def set_condition(
     One that changes is removed and appended; Running and Restarting replace each other; an end
     makes Running false; nothing changes a job that has failed.
     """
-    if is_true(status, "Failed"):
+    if "Failed" in true_conditions(status):
         return
     before = status.get("conditions", [])
     old: dict[str, Any] = next((c for c in before if c.get("type") == kind), {})

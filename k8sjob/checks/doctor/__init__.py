@@ -19,14 +19,7 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
 
-__all__ = [
-    "Facts",
-    "Report",
-    "examine",
-    "examine_needs",
-    "gather",
-    "gather_needs",
-]
+__all__ = ["Report", "examine", "examine_needs", "gather", "gather_needs"]
 
 _OF_AN_OPERATOR: Final = frozenset({controller.crd, controller.webhook, controller.operator})
 """Checks that say nothing if the controller is a part of every cluster."""

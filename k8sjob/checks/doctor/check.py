@@ -10,10 +10,7 @@ from k8sjob.findings import Finding, Severity
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Json
-from k8sjob.targets.api import (
-    Job,
-    Target,
-)
+from k8sjob.targets.api import Job, Target
 from k8sjob.targets.jobs import DEFAULT
 
 

@@ -17,21 +17,13 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import (
-    DEFAULT,
-    PREFERRED,
-    job_path,
-    keyed,
-    namesake,
-    references,
-)
+from k8sjob.targets.jobs import DEFAULT, PREFERRED, job_path, keyed, namesake, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor, Future
 
     from k8sjob.checks.doctor.check import Permission
-    from k8sjob.kube.api_resources import ObjectReference
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
@@ -153,8 +145,12 @@ def _ask_needs(
     named = references(job) if job else []
     questions = {}
     for reference in named:
-        answer = pool.submit(_named_object, transport, reference, namespace, timeout)
-        questions[str(reference)] = answer
+        path = reference.path(namespace)
+        # Of a secret or a config map not what is in it.
+        bare = reference.kind not in {"claim", "queue"}
+        questions[str(reference)] = pool.submit(
+            _ask, transport, "GET", path, metadata_only=bare, timeout=timeout
+        )
     if job is None or not (QUEUE in job.labels or job.target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
@@ -206,14 +202,6 @@ def _ask(
         return transport.request(method, path, timeout=timeout, **request)
     except ApiError as error:
         return error
-
-
-def _named_object(
-    transport: Transport, reference: ObjectReference, namespace: str, timeout: float
-) -> Answer:
-    """An object that the job names; of a secret or a config map not what is in it."""
-    bare, path = reference.kind not in {"claim", "queue"}, reference.path(namespace)
-    return _ask(transport, "GET", path, metadata_only=bare, timeout=timeout)
 
 
 def review(transport: Transport, permission: Permission, namespace: str) -> bool | None:

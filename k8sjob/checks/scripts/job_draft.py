@@ -23,13 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from k8sjob.checks.distributions import distribution_of, pinned, table
 from k8sjob.checks.scripts.code import constant, keyword
 from k8sjob.checks.scripts.facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
-from k8sjob.checks.scripts.modules import (
-    check_time,
-    parse_module,
-    program,
-    read_text,
-    time_limit,
-)
+from k8sjob.checks.scripts.modules import check_time, parse_module, program, read_text, time_limit
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.rendering.template import fill

@@ -51,11 +51,9 @@ class Paths(Values):
         Besides the branches that it is in these are the ones before it that leave: after
         `if rank != 0: return` only rank 0 is left, wherever in a statement that is.
         """
-        for number, guard in enumerate(self._every_guard(node)):
-            if number == _MAX_GUARDS:
-                yield _MANY
-                return
-            yield guard
+        guards = self._every_guard(node)
+        yield from islice(guards, _MAX_GUARDS)
+        yield from (_MANY for _ in islice(guards, 1))
 
     def _every_guard(self, node: ast.AST) -> Iterator[Guard]:
         for child, parent in self.ancestors(node):

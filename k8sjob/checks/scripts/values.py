@@ -14,14 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from k8sjob.checks.finding import table
-from k8sjob.checks.scripts.code import (
-    MAX_VALUES,
-    Code,
-    defaults,
-    followed,
-    keyword,
-    parameters,
-)
+from k8sjob.checks.scripts.code import MAX_VALUES, Code, defaults, followed, keyword, parameters
 from k8sjob.checks.scripts.modules import Definition, Function
 
 if TYPE_CHECKING:

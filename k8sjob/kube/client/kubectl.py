@@ -27,14 +27,7 @@ from typing import IO, TYPE_CHECKING, Final
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
-from k8sjob.kube.client.transport import (
-    MAX_LINE,
-    ApiError,
-    body_of,
-    lines,
-    parsed_answer,
-    skew_by,
-)
+from k8sjob.kube.client.transport import MAX_LINE, ApiError, body_of, lines, parsed_answer, skew_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -119,8 +112,10 @@ class KubectlTransport:
         timeout: float = 30.0,
     ) -> Json:
         """One request; see Transport.request. A PATCH is for one object of a namespace."""
-        if metadata_only:
-            return self._existence(path, timeout)
+        if metadata_only:  # for a table the object's contents are not even sent
+            self._run(["get", "--no-headers", *_object_arguments(path)], timeout)
+            name = ResourcePath.of(path).name
+            return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
         if method == "PATCH":
             argv = ["patch", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"]
             argv += _object_arguments(path)  # no --raw
@@ -250,11 +245,6 @@ class KubectlTransport:
                 elif time.monotonic() - silent_since > idle:
                     raise self._access.unreachable("it does not respond in time")
 
-    def _existence(self, path: str, timeout: float) -> Json:
-        """Only an object's name: for a table its contents are not even sent."""
-        self._run(["get", "--no-headers", *_object_arguments(path)], timeout)
-        return {"kind": "PartialObjectMetadata", "metadata": {"name": ResourcePath.of(path).name}}
-
     # --- errors -----------------------------------------------------------------------------------
 
     def _not_startable(self, why: str | None) -> BackendError:
@@ -330,9 +320,5 @@ def _object_arguments(path: str) -> list[str]:
 
 def _causes(text: str) -> list[tuple[str, str]]:
     """`field: what is wrong`, one, or one per line after a star."""
-    causes = []
-    for line in text.splitlines():
-        field, colon, cause = line.strip().removeprefix("* ").partition(": ")
-        if colon:
-            causes.append((field, cause))
-    return causes
+    parts = (line.strip().removeprefix("* ").partition(": ") for line in text.splitlines())
+    return [(field, cause) for field, colon, cause in parts if colon]

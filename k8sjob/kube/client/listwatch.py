@@ -196,43 +196,24 @@ def merged(
 
     for number, reflection in enumerate(reflections):
         threading.Thread(target=run, args=(number, reflection), daemon=True).start()
-    merger = _Merger(len(reflections))
+    unsynced, readable, lost = set(range(len(reflections))), len(reflections), set[int]()
+    # Such a change of one collection is one of all when none is left here.
+    pending = {Kind.SYNCED: unsynced, Kind.RESTORED: lost}
     while not stop.is_set():
         with suppress(Empty):
-            yield from merger.changes(*changes.get(timeout=LOOK_SECONDS))
-
-
-class _Merger:
-    """The state of several collections: which are read, and to which the connection is lost."""
-
-    def __init__(self, number: int) -> None:
-        self._unsynced, self._readable = set(range(number)), number
-        self._lost: set[int] = set()
-
-    def changes(
-        self, number: int, change: CollectionChange | Exception
-    ) -> Iterator[CollectionChange]:
-        """The changes of all of them that follow from a change of one."""
-        if isinstance(change, Exception):
-            absent = isinstance(change, ApiError) and change.code in {403, 404}
-            self._readable -= 1
-            if number not in self._unsynced or not absent or not self._readable:
-                raise change
-            change = CollectionChange(Kind.SYNCED)
-        match change.kind:
-            case Kind.SYNCED:
-                self._unsynced.discard(number)
-                shown = not self._unsynced
-            case Kind.LOST:
-                self._lost.add(number)
-                shown = len(self._lost) == 1
-            case Kind.RESTORED:
-                self._lost.discard(number)
-                shown = not self._lost
-            case _:
-                shown = True
-        if shown:
-            yield change
+            number, change = changes.get(timeout=LOOK_SECONDS)
+            if isinstance(change, Exception):
+                absent = isinstance(change, ApiError) and change.code in {403, 404}
+                readable -= 1
+                if number not in unsynced or not absent or not readable:
+                    raise change
+                change = CollectionChange(Kind.SYNCED)
+            is_connected, unfinished = not lost, pending.get(change.kind, set())
+            unfinished.discard(number)
+            if change.kind is Kind.LOST:
+                lost.add(number)
+            if not unfinished and (is_connected or change.kind is not Kind.LOST):
+                yield change
 
 
 class _Reflection:
@@ -260,7 +241,7 @@ class _Reflection:
         for page in pages(self._transport, self._path, self._query):
             version = page.version
             for item in page.items:
-                uids.add(_uid(item))
+                uids.add(Object(item).uid)
                 yield from self._seen(item)
         for uid in self._known.keys() - uids:
             yield CollectionChange(Kind.DELETED, self._known.pop(uid))
@@ -297,7 +278,7 @@ class _Reflection:
                     raise refusal(int(item.get("code") or 500), item)
                 version = str(Object(item).metadata.get("resourceVersion") or version)
                 if kind == Kind.DELETED:
-                    if self._known.pop(_uid(item), None):
+                    if self._known.pop(Object(item).uid, None):
                         yield CollectionChange(Kind.DELETED, without_managed_fields(item))
                 elif kind != "BOOKMARK":
                     yield from self._seen(without_managed_fields(item))
@@ -324,7 +305,7 @@ class _Reflection:
     def _seen(self, item: Json) -> Iterator[CollectionChange]:
         if not self._keep(item):
             return
-        meta, uid = Object(item).metadata, _uid(item)
+        meta, uid = Object(item).metadata, Object(item).uid
         before = self._known.get(uid)
         version = meta.get("resourceVersion")
         if before and Object(before).metadata.get("resourceVersion") == version:
@@ -332,7 +313,3 @@ class _Reflection:
         reported = ("name", "namespace", "uid", "resourceVersion")
         self._known[uid] = {"metadata": {key: meta[key] for key in reported if key in meta}}
         yield CollectionChange(Kind.MODIFIED if before else Kind.ADDED, item)
-
-
-def _uid(item: Json) -> str:
-    return Object(item).uid

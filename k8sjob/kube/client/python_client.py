@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER
-from k8sjob.kube.client.transport import (
-    ApiError,
-    body_of,
-    lines,
-    parsed_answer,
-    refusal,
-    skew_by,
-)
+from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
 
 if TYPE_CHECKING:

@@ -7,17 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.proving.rules.evidence import Difference, Fault, message, unlike
-from k8sjob.proving.trace import (
-    changed,
-    distance,
-    length,
-    mean,
-    norm,
-    shares,
-    shown,
-    update,
-    worst,
-)
+from k8sjob.proving.trace import changed, distance, length, mean, norm, shares, shown, update, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

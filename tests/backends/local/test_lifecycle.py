@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import examples
 
 from k8sjob.contract import Reason
-from k8sjob.kube.objects import is_true
+from k8sjob.kube.objects import true_conditions
 from k8sjob.targets.api import JobState
 from k8sjob.targets.lifecycle import Lifecycle, is_expired
 
@@ -142,7 +142,7 @@ def test_what_follows_from_the_ends_of_containers(options, codes, state, message
     run.end(**codes)
     assert run.job.state is state
     assert message in run.message
-    assert is_true(run.job.status, "Running") is (state is RUNNING)
+    assert ("Running" in true_conditions(run.job.status)) is (state is RUNNING)
     has_time = state.finished and options.get("policy") != "ExitCode"
     assert ("completionTime" in run.job.status) is (has_time or message == LIMIT)
 
