@@ -184,23 +184,19 @@ def references_of(pod: Json) -> Iterator[ObjectReference]:
 
 
 def _of_volume(volume: Json) -> Iterator[ObjectReference]:
-    claim = volume.get("persistentVolumeClaim")
-    if claim:
-        yield ObjectReference("claim", claim.get("claimName", ""))
-    secret = volume.get("secret")
-    if secret and not secret.get("optional"):
-        yield ObjectReference("secret", secret.get("secretName", ""))
+    yield from _named(volume, ("claim", "persistentVolumeClaim"), field="claimName")
+    yield from _named(volume, ("secret", "secret"), field="secretName")
     yield from _named(volume, ("config map", "configMap"))
     for source in (volume.get("projected") or {}).get("sources") or ():
         yield from _named(source, ("secret", "secret"), ("config map", "configMap"))
 
 
-def _named(source: Json, *kinds: tuple[str, str]) -> Iterator[ObjectReference]:
+def _named(source: Json, *kinds: tuple[str, str], field: str = "name") -> Iterator[ObjectReference]:
     """References of the form `{configMapRef: {name: NAME}}`."""
     for kind, key in kinds:
         named = source.get(key)
         if named and not named.get("optional"):
-            yield ObjectReference(kind, named.get("name", ""))
+            yield ObjectReference(kind, named.get(field, ""))
 
 
 def foreign_kind(item: Any) -> str:

@@ -139,7 +139,10 @@ def prove(
     _check(spec, layout)
     started = Forks(*RECORDING) if forks is None else nullcontext(forks)
     with signals_as_exit(), temporary_folder("prove") as temporary, started as forking:
-        runs = _Runs((spec, folder), temporary, forking, steps or _STEPS, progress)
+        # With as many processes as the GPUs would give, where the spec does not name a number.
+        shape = {"nproc_per_node": spec.nproc_per_node, "elastic": None}
+        cpu_spec = spec.with_(replicas=shape, resources=NO_GPUS)
+        runs = _Runs(cpu_spec, folder, temporary, forking, steps or _STEPS, progress)
         return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
 
 
@@ -184,25 +187,16 @@ def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
     return Proof(equal=True, message=text, **answer)
 
 
+@dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one script, each in a folder of its own."""
+    """The runs of one script, each in a folder of its own below the root."""
 
-    def __init__(
-        self,
-        job: tuple[JobSpec, str | Path],
-        root: Path,
-        forks: Forks,
-        steps: int,
-        progress: Callable[[str], object],
-    ) -> None:
-        spec, self._folder = job
-        # With as many processes as the GPUs would give, where the spec does not name a number.
-        shape = {"nproc_per_node": spec.nproc_per_node, "elastic": None}
-        self._spec = spec.with_(replicas=shape, resources=NO_GPUS)
-        self._root, self._forks = root, forks
-        self._steps, self._progress = steps, progress
-        # The agent gives all ranks one seed of hashes; another launcher does not.
-        self._hashes = "PYTHONHASHSEED" not in spec.run.env
+    spec: JobSpec
+    folder: str | Path
+    root: Path
+    forks: Forks
+    steps: int
+    progress: Callable[[str], object]
 
     def evidence(self, layout: Layout) -> Evidence:
         """The traces of the runs; none follows one that fails."""
@@ -211,13 +205,13 @@ class _Runs:
             return Evidence(many)
         done = min(len(trace.steps) for trace in many.traces)
         if not max(len(trace.steps) for trace in many.traces):
-            script, ended = self._spec.run.script or self._spec.run.module, ""
+            script, ended = self.spec.run.script or self.spec.run.module, ""
             if many.answer["places"]:  # it was ended
                 rank, place = next(iter(many.answer["places"].items()))
                 ended = f" in {_SILENT_SECONDS:.0f} seconds, and rank {rank} still runs ({place})"
             raise BackendError(message("no-step", script=script, ended=ended))
-        records = str(self._root / "records" / "many")
-        limit = done if many.traces[0].end["how"] == "enough" else self._steps
+        records = str(self.root / "records" / "many")
+        limit = done if many.traces[0].end["how"] == "enough" else self.steps
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
         single = Layout(1, 1)
         alone = self._run("one", single, **options)
@@ -225,8 +219,10 @@ class _Runs:
         if any(len(step.losses) == sum(losses) > 0 for step in alone.traces[0].steps[:1]):
             # It does the backward passes of all ranks for a step.
             alone = self._run("single", single, **options, joined=False)
-        again, hashed = self._run("again", layout, hashes=self._hashes), None
-        if self._hashes and not repeats(many, again):
+        # The agent gives all ranks one seed of hashes; another launcher does not.
+        hashes = "PYTHONHASHSEED" not in self.spec.run.env
+        again, hashed = self._run("again", layout, hashes=hashes), None
+        if hashes and not repeats(many, again):
             again, hashed = self._run("repeated", layout), again
         files = [Path(event["folder"]) for trace in many.traces for event in trace.of("snapshot")]
         if not files:
@@ -239,11 +235,11 @@ class _Runs:
         self, name: str, layout: Layout, *, files: Sequence[Path] = (), **options: Any
     ) -> TracedRun:
         where = layout if layout.size > 1 else "1 process"
-        self._progress(message(f"run-{name}", layout=where))
-        folder = self._root / "records" / name
+        self.progress(message(f"run-{name}", layout=where))
+        folder = self.root / "records" / name
         limits = {"quiet": _QUIET, "silent": _SILENT_SECONDS, "limit": _LIMIT}
-        options = {"steps": self._steps, "seconds": _SECONDS, **options}
+        options = {"steps": self.steps, "seconds": _SECONDS, **options}
         request = {"folder": str(folder), "ranks": layout.size, "options": options, **limits}
         shape = {"workers": layout.nodes - 1, "nproc_per_node": layout.processes}
-        plan = plan_run(self._spec.with_(replicas=shape), self._folder)
-        return TracedRun.read(folder, self._forks.start(plan, self._root / name, request, files))
+        plan = plan_run(self.spec.with_(replicas=shape), self.folder)
+        return TracedRun.read(folder, self.forks.start(plan, self.root / name, request, files))

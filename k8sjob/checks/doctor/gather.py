@@ -6,6 +6,7 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -79,17 +80,16 @@ def gather(
         good, bad = minimal_job(target), minimal_job(target, refused=True)
         for name, asked_for in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, asked_for, namespace)
-        reviews = {}
-        for right in all_permissions(target):
-            reviews[right] = pool.submit(review, transport, right, namespace)
+        rights = all_permissions(target)
+        reviews = [pool.submit(review, transport, right, namespace) for right in rights]
         user = pool.submit(_user, transport)
-        answered = {right: review.result() for right, review in reviews.items()}
+        allowed = zip(rights, [asked.result() for asked in reviews], strict=True)
         return replace(
             facts,
             user=user.result(),
             answers={"version": version}
             | {name: asked.result() for name, asked in questions.items()},
-            allowed={right: may for right, may in answered.items() if may is not None},
+            allowed={right: may for right, may in allowed if may is not None},
             usage=usage.result(),
         )
 
@@ -143,26 +143,23 @@ def _ask_needs(
 ) -> dict[str, Future[Answer]]:
     """The questions about what a job names: objects, its queue, its gang scheduler."""
     named = references(job) if job else []
-    questions = {}
+    questions, ask = {}, partial(_ask, transport, timeout=timeout)
     for reference in named:
         path = reference.path(namespace)
         # Of a secret or a config map not what is in it.
         bare = reference.kind not in {"claim", "queue"}
-        questions[str(reference)] = pool.submit(
-            _ask, transport, "GET", path, metadata_only=bare, timeout=timeout
-        )
+        questions[str(reference)] = pool.submit(ask, "GET", path, metadata_only=bare)
     if job is None or not (QUEUE in job.labels or job.target.gang(job)):
         return questions
-    questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
+    questions["apis"] = pool.submit(ask, "GET", "/apis")
     path = job_path(job.target, namespace)
     if queue := next((reference for reference in named if reference.kind == "queue"), None):
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.
         local = questions[str(queue)]
         questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
         body = _in_namespace(_started(job), namespace)
-        query = {"dryRun": "All"}
         questions["queue dry run"] = pool.submit(
-            _ask, transport, "POST", path, query=query, body=body, timeout=timeout
+            ask, "POST", path, query={"dryRun": "All"}, body=body
         )
     return questions
 

@@ -88,10 +88,9 @@ def queue(facts: ClusterFacts) -> Iterator[Finding]:
         text = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
             f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
-            " settings,"
+            f" settings, and the namespace in managedJobsNamespaceSelector, {without}"
         )
-        step += " and the namespace in managedJobsNamespaceSelector"
-        findings.append(problem("queue", text, f"{step}, {without}"))
+        findings.append(problem("queue", text, step))
     if local is not None:
         findings += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
     yield from findings

@@ -226,17 +226,13 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
     return None
 
 
-def parameters(function: Function) -> list[ast.arg]:
+def parameters(arguments: ast.arguments) -> list[ast.arg]:
     """A function's parameters except *args and **kwargs."""
-    return _named(function.args)
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
 
 
 def defaults(arguments: ast.arguments) -> dict[str, ast.expr | None]:
     """The parameters that may have a default, with it."""
     values = [*arguments.defaults, *arguments.kw_defaults]
-    last = _named(arguments)[-len(values) :]
+    last = parameters(arguments)[-len(values) :]
     return {parameter.arg: value for parameter, value in zip(last, values, strict=False)}
-
-
-def _named(arguments: ast.arguments) -> list[ast.arg]:
-    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]

@@ -55,13 +55,6 @@ def _spawns(script: Script) -> Sequence[ast.Call]:
     return script.spawns
 
 
-def _makes_own_world(script: Script) -> bool:
-    """Whether ranks or the number of processes come from the script, not from the environment."""
-    groups = script.torch_calls("init_process_group")
-    passed = any(keyword(call, "rank") or keyword(call, "world_size") for call in groups)
-    return passed or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
-
-
 def _spawns_one(script: Script, count: ast.expr | None) -> bool:
     """Whether mp.spawn starts one process in each pod, which then has the pod's rank."""
     if count is None:
@@ -77,7 +70,11 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
 @RULES.warning
 def _spawn_in_every_pod(script: Script) -> Iterator[Finding]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
-    kind = "own-world" if _makes_own_world(script) else "one-rank"
+    # Ranks or the number of processes may come from the script, not from the environment.
+    groups = script.torch_calls("init_process_group")
+    own = any(keyword(call, "rank") or keyword(call, "world_size") for call in groups)
+    own |= any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
+    kind = "own-world" if own else "one-rank"
     for call in _spawns(script):
         if kind == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
             continue

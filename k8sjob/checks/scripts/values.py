@@ -122,7 +122,7 @@ class Values(Code):
             if isinstance(node, Definition):
                 variables[self._scope(node)][node.name].definitions.append(node)
             if isinstance(node, Function):
-                for parameter in parameters(node):
+                for parameter in parameters(node.args):
                     variables[node][parameter.arg].parameter_of = node
             elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
                 variables[self._scope(node)][node.id].unknown |= node not in plain
@@ -194,7 +194,7 @@ class Values(Code):
     @followed(({}, {}))
     def _signature(self, function: Function) -> tuple[dict[str, int], dict[str, ast.expr | None]]:
         """The positions of a function's parameters without `self`, and their defaults."""
-        names = [part.arg for part in parameters(function) if part.arg not in ("self", "cls")]
+        names = [arg.arg for arg in parameters(function.args) if arg.arg not in ("self", "cls")]
         return {name: at for at, name in enumerate(names)}, defaults(function.args)
 
     @followed([])
@@ -371,7 +371,7 @@ class Values(Code):
         passed = self.passed(function, name)
         if any(kinds := {self._kind_passed(value) for value in passed if value}):
             return kinds.pop() if len(kinds) == 1 else ""
-        annotation = next(part.annotation for part in parameters(function) if part.arg == name)
+        annotation = next(arg.annotation for arg in parameters(function.args) if arg.arg == name)
         if annotation is not None:
             return _kind_named(self.name(annotation))
         library, kind = _PARAMETERS.get(name, ("", ""))

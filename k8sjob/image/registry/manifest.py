@@ -256,8 +256,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
 def _platforms(entries: Any, where: str) -> dict[str, str]:
     digests: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else []:
-        platform = entry.get("platform") if isinstance(entry, dict) else None
-        platform = platform if isinstance(platform, dict) else {}
+        platform = table(entry, "platform") if isinstance(entry, dict) else {}
         parts = [platform.get(key) for key in ("os", "architecture", "variant")]
         if parts[0] == "unknown":
             continue  # not an image but what a builder attests of one
@@ -303,8 +302,7 @@ class BaseImage:
         Raises:
             ImageError: the config does not fit the manifest.
         """
-        rootfs = self.config.get("rootfs")
-        diff_ids = rootfs.get("diff_ids") if isinstance(rootfs, dict) else None
+        diff_ids = table(self.config, "rootfs").get("diff_ids")
         layers = len(self.manifest.layers)
         if not isinstance(diff_ids, list) or len(diff_ids) != layers:
             raise ImageError(
