@@ -136,8 +136,7 @@ class _Walk:
 
     def below(self, folder: bytes, base: str) -> Iterator[File]:
         """All that is kept under a folder, and the folders on the way."""
-        for entry in self._listed(folder):
-            file = self._file(entry, base)
+        for file in _files(folder, base):
             if base == "" and file.name in MADE_HERE:
                 continue
             if file.is_folder:
@@ -146,20 +145,6 @@ class _Walk:
                     yield from self.below(file.path, f"{file.name}/")
             elif self._is_kept(file.name) and self._is_content(file):
                 yield file
-
-    def _listed(self, folder: bytes) -> list[os.DirEntry[bytes]]:
-        try:
-            with os.scandir(folder) as entries:
-                return list(entries)
-        except OSError as error:
-            raise unreadable(folder, error) from None
-
-    def _file(self, entry: os.DirEntry[bytes], base: str) -> File:
-        try:
-            state = entry.stat(follow_symlinks=False)
-        except OSError as error:
-            raise unreadable(entry.path, error) from None
-        return File(base + entry.name.decode("utf-8", "surrogateescape"), entry.path, state)
 
     def _is_hidden(self, name: str) -> bool:
         """Whether a folder is left out with all that is in it."""
@@ -193,6 +178,19 @@ class _Walk:
         if file.is_link:
             _check_link(file.path)
         return True
+
+
+def _files(folder: bytes, base: str) -> list[File]:
+    """What a folder has in it, kept or not."""
+    files = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = base + entry.name.decode("utf-8", "surrogateescape")
+                files.append(File(name, entry.path, entry.stat(follow_symlinks=False)))
+    except OSError as error:
+        raise unreadable(error.filename or folder, error) from None
+    return files
 
 
 def _is_copy(folder: bytes) -> bool:

@@ -221,9 +221,7 @@ class TracedRun:
             getattr(trace.steps[step], when) for trace in self.traces if len(trace.steps) > step
         ]
         return [
-            None
-            if any(sketch is None for sketch in column)
-            else [sum(v) for v in zip(*column, strict=True)]
+            None if None in column else [sum(v) for v in zip(*column, strict=True)]
             for column in zip(*rows, strict=True)
         ]
 

@@ -255,14 +255,10 @@ class Recorder:
                 self.fetching = False
             drawn = [] if streams else _drawn(self._sampled, self._states())
             drawn = vars(source).pop("_k8sjob_drawn", drawn)
-            raw = asked.popleft() if asked else None
-            raw = raw if isinstance(raw, list) else None if raw is None else [raw]
-            if raw is not None:
-                raw = (
-                    [int(index) for index in raw]
-                    if all(hasattr(i, "__int__") for i in raw)
-                    else None
-                )
+            indices = asked.popleft() if asked else None
+            indices = indices if isinstance(indices, list) else [indices]
+            are_numbers = all(hasattr(index, "__int__") for index in indices)  # not so None
+            raw = [int(index) for index in indices] if are_numbers else None
             size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
             ids = None if raw is None else [base.index_of(index) for index in raw]
             yield batch, size, ids, raw, drawn

@@ -128,12 +128,7 @@ def _is_of_samples(members: Sequence[Any], size: int) -> bool:
 
 def digests(batch: Any, size: int) -> list[int] | None:
     """One number for each of this many samples of a batch; None: no part of it has as many."""
-    rows = [
-        leaf
-        for leaf in _leaves(batch)
-        if (isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size)
-        or (isinstance(leaf, list | tuple) and len(leaf) == size)
-    ]
+    rows = [leaf for leaf in _leaves(batch) if _has(leaf, size)]
     return [digest([leaf[at] for leaf in rows]) for at in range(size)] if rows else None
 
 
