@@ -186,13 +186,6 @@ def _typed(kind: str, raw: Json) -> Json:
     return raw
 
 
-def _launched(recorded: Any) -> Launched | None:
-    if recorded is None:
-        return None
-    code = {str(name): str(digest) for name, digest in recorded["code"].items()}
-    return Launched(str(recorded["spec"]), Path(recorded["folder"]), code)
-
-
 def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
     """Write the first and the last lines of an output, and how much is left out between them.
 
@@ -339,7 +332,7 @@ class Records:
                 backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )
         sizes: dict[Path, int] = {}
-        for _, record in reversed(self._newest("*", "*")):
+        for record in reversed(self._newest()):
             with suppress(FileNotFoundError):
                 sizes[record] = record.stat().st_size
         while surplus := self._surplus(sizes, path):
@@ -371,19 +364,19 @@ class Records:
 
     def find(self, name: str, namespace: str = "*") -> Path | None:
         """The newest record of a job of that name, in a namespace or in any."""
-        return next((path for _, path in self._newest(namespace, name)), None)
+        return next(iter(self._newest(namespace, name)), None)
 
     def newest(self, most: int) -> list[Path]:
         """The newest records of all jobs."""
-        return [path for _, path in self._newest("*", "*")[:most]]
+        return self._newest()[:most]
 
-    def _newest(self, namespace: str, name: str) -> list[tuple[float, Path]]:
+    def _newest(self, namespace: str = "*", name: str = "*") -> list[Path]:
         """The records of these names, the newest first."""
         records = []
         for path in self._root.glob(f"{namespace}/{name}@*{SUFFIX}"):
             with suppress(FileNotFoundError):
                 records.append((path.stat().st_mtime, path))
-        return sorted(records, reverse=True)
+        return [path for _, path in sorted(records, reverse=True)]
 
 
 class RecordBackend:
@@ -408,7 +401,10 @@ class RecordBackend:
                 raise ValueError(f"it has format {version!r}, and {__version__} reads {_FORMAT}")
             snapshot, self._related, self.findings = _read(objects)
             self._snapshot = replace(snapshot, record=shlex.quote(str(path)))
-            self._launched = _launched(objects.get("launched"))
+            self._launched: Launched | None = None
+            if (launched := objects.get("launched")) is not None:
+                code = {str(name): str(digest) for name, digest in launched["code"].items()}
+                self._launched = Launched(str(launched["spec"]), Path(launched["folder"]), code)
         except DAMAGE as error:
             raise BackendError(self._damage(error)) from error
 
@@ -451,18 +447,16 @@ class RecordBackend:
             names = [name for name in archive.namelist() if archive.getinfo(name).file_size]
         return [name.removeprefix("logs/") for name in names if name.startswith("logs/")]
 
-    def find(self, name: str) -> JobRef:
+    def find(self, name: str) -> JobRef:  # noqa: ARG002 - the Protocol's
         """The job that the record is of, whatever its name."""
-        del name
         return JobRef.of(self._snapshot.job)
 
     def jobs(self) -> Sequence[Snapshot]:
         """The one job."""
         return [self._snapshot]
 
-    def snapshot(self, ref: JobRef) -> Snapshot:
+    def snapshot(self, ref: JobRef) -> Snapshot:  # noqa: ARG002 - the Protocol's
         """The job when the record was written."""
-        del ref
         return self._snapshot
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
@@ -519,20 +513,18 @@ class RecordBackend:
             # No BackendError: it would pass for output that is not there.
             raise K8sJobError(self._damage(error, f"logs/{replica}: ")) from error
 
-    def launched(self, ref: JobRef) -> Launched:
+    def launched(self, ref: JobRef) -> Launched:  # noqa: ARG002 - the Protocol's
         """The spec, the folder and the code that a job was started from.
 
         Raises:
-            BackendError: it is the record of a job in a cluster, or one of an earlier k8sjob.
+            BackendError: it is the record of a job in a cluster.
         """
-        del ref
         if self._launched is None:
             raise BackendError(f"{self.path} does not record what the job was started from")
         return self._launched
 
-    def related(self, snapshot: Snapshot) -> Sequence[Json]:
+    def related(self, snapshot: Snapshot) -> Sequence[Json]:  # noqa: ARG002 - the Protocol's
         """The related objects when the record was written."""
-        del snapshot
         return self._related
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:

@@ -174,6 +174,7 @@ class Lifecycle:
     Attributes:
         state: of the job.
         replicas: of the job, Master first, and by index.
+        deciding: the replicas whose states decide about the job's.
         stop_message: why the job is to be stopped; empty: it is not.
     """
 
@@ -191,13 +192,9 @@ class Lifecycle:
         self.masters = tuple(
             replica for replica in self.replicas if replica.group.role == Role.MASTER
         )
+        self.deciding = self.masters or self.replicas
         # The operator's messages name the namespace where there is no Master.
         self.title = f"{KIND} {'' if self.masters else f'{namespace}/'}{self.name}"
-
-    @property
-    def deciding(self) -> tuple[Replica, ...]:
-        """The replicas whose states decide about the job's."""
-        return self.masters or self.replicas
 
     @property
     def status(self) -> Json:

@@ -106,10 +106,9 @@ class ClusterBackend(Creation):
             pods_by_job = self._pods_by_job(where, {job.target.job_label for job in jobs})
         snapshots = []
         for job in jobs:
-            ref, label = JobRef.of(job), job.target.job_label
-            pods_of_job = pods_by_job.get((label, ref.namespace, ref.name), ())
-            names = {f"{ref.name}{child.suffix}" for child in job.target.made}
-            children = [child for name in names for child in below.get((ref.namespace, name), ())]
+            pods_of_job = pods_by_job.get((job.target.job_label, job.namespace, job.name), ())
+            names = {f"{job.name}{child.suffix}" for child in job.target.made}
+            children = [child for name in names for child in below.get((job.namespace, name), ())]
             pods_now = own_pods(job, pods_of_job, children)
             snapshot = Snapshot(with_child(job, children), pods_now, skew=self.transport.skew)
             snapshots.append(snapshot)
@@ -212,7 +211,7 @@ class ClusterBackend(Creation):
         refuse_excess(job)
         read_at = snapshot(self.transport, job)
         if companion := keyed(job.target):
-            where = companion.path(*_namespace_and_name(JobRef.of(job)))
+            where = companion.path(job.namespace, job.name)
             with suppress(ApiError):  # what is not there, or may not be read, is left out
                 beside = without_managed_fields(self.transport.request("GET", where))
                 read_at = replace(read_at, job=replace(read_at.job, companion=beside))
@@ -306,7 +305,7 @@ class ClusterBackend(Creation):
         # The uid protects a job of the same name that was created in the meantime.
         uid = job.uid
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
-        self.transport.request("PATCH", job_path(target, *_namespace_and_name(ref)), body=body)
+        self.transport.request("PATCH", job_path(target, ref.namespace, ref.name), body=body)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -315,7 +314,7 @@ class ClusterBackend(Creation):
             JobNotFound: it is gone.
         """
         try:
-            target = self._kind(ref)
+            target = of_kind(ref.kind) if ref.kind else self._get(ref).target
             self.delete_job(target, ref)
         except ApiError as error:
             # A conflict: the job of that name has another uid than the precondition of the request.
@@ -323,7 +322,7 @@ class ClusterBackend(Creation):
                 raise self._not_found(ref) from error
             raise
         if target.companion:
-            where = target.companion.path(*_namespace_and_name(ref))
+            where = target.companion.path(ref.namespace, ref.name)
             with suppress(ApiError):  # those that belong to the job go with it
                 companion = self.transport.request("GET", where)
                 if is_ours(companion) and not Object(companion).owners:
@@ -358,8 +357,9 @@ class ClusterBackend(Creation):
             if waiting:
                 waiting(seconds)
                 waiting = None
-            if namesake(target) and self._is_replaced(ref):
-                return  # the pods may be the other job's
+            with suppress(JobNotFound):
+                if namesake(target) and self._get(replace(ref, uid="")).uid != ref.uid:
+                    return  # the pods may be the other job's
             if time.monotonic() > deadline:
                 names = ", ".join(Object(pod).name for pod in pods)
                 raise BackendError(
@@ -369,58 +369,39 @@ class ClusterBackend(Creation):
                 )
             time.sleep(0.2)
 
-    def _is_replaced(self, ref: JobRef) -> bool:
-        """Whether another job of its kind and name is there instead of this one."""
-        try:
-            return self._get(replace(ref, uid="")).uid != ref.uid
-        except JobNotFound:
-            return False
-
     # --- small things -----------------------------------------------------------------------------
 
     def _get(self, ref: JobRef) -> Job:
         """The job; where its kind is not known, the first one of its name, k8sjob's own first."""
-        by_others = None
-        for job in self._of_name(ref):
-            if ref.kind or not job.target.shared_kind or is_ours(job.raw):
-                return job
-            by_others = by_others or job
-        if by_others is None:
-            raise self._not_found(ref)
-        return by_others
-
-    def _of_name(self, ref: JobRef) -> Iterator[Job]:
-        unserved, matched, ignored = None, False, ""
+        by_others, unserved, ignored = None, None, ""
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                where = job_path(target, *_namespace_and_name(ref))
+                where = job_path(target, ref.namespace, ref.name)
                 answer = without_managed_fields(self.transport.request("GET", where))
             except ApiError as error:
-                if not is_absent(error):
-                    if ref.kind or error.code not in _NOT_SERVED:
-                        raise
-                    if target is DEFAULT:  # who has only its kind may not read the others
-                        unserved = error
+                absent = is_absent(error)
+                if not absent and (ref.kind or error.code not in _NOT_SERVED):
+                    raise
+                if not absent and target is DEFAULT:  # who has only its kind may not read others
+                    unserved = error
                 continue
             about = {"apiVersion": target.api_version, "kind": target.kind}
             job = Job({**about, **answer}, target)
             if not ref.kind and not target.is_training(job):
                 ignored = ignored or target.kind
-                continue
-            if job.name == ref.name and ref.uid in {"", job.uid}:
-                matched = True
-                yield job
-        if ignored and not matched:
+            elif job.name == ref.name and ref.uid in {"", job.uid}:
+                if ref.kind or not target.shared_kind or is_ours(job.raw):
+                    return job
+                by_others = by_others or job
+        if by_others:
+            return by_others
+        if ignored:
             raise JobNotFound(
                 f"{ref} is a {ignored}, but no training job that k8sjob follows: its pods have no"
                 " indexes (completionMode: Indexed) and so no ranks, or another object has made it;"
                 f" see it with kubectl describe {ignored.lower()} {ref.name} -n {ref.namespace}"
             )
-        if unserved and not matched:
-            raise unserved
-
-    def _kind(self, ref: JobRef) -> Target:
-        return of_kind(ref.kind) if ref.kind else self._get(ref).target
+        raise unserved or self._not_found(ref)
 
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(
@@ -432,7 +413,3 @@ class ClusterBackend(Creation):
 def _query(selector: str) -> dict[str, str] | None:
     """Only objects with these labels."""
     return {"labelSelector": selector} if selector else None
-
-
-def _namespace_and_name(ref: JobRef) -> tuple[str, str]:
-    return ref.namespace, ref.name

@@ -7,7 +7,7 @@ them: what is there is looked at before it is used, replaced or refused.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +19,6 @@ from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from k8sjob.backends.api import Plan
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
@@ -48,25 +46,24 @@ class Creation:
         refuses the job, it is removed again.
         """
         job, companion = plan.job, plan.job.target.companion
-        ref, stored = self.ref_of(job), None
+        ref, stored, where = self.ref_of(job), None, ""
         self.dry_run(job)
         self.wait_for_leftovers(ref)
         if companion and job.companion:
+            where = companion.path(ref.namespace, ref.name)
             stored = self._companion(companion, job.companion, job)
         try:
             created = self.create_manifest(job)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may an object that was created although the answer was lost.
-            if companion and stored and 400 <= error.code < 500:
-                where = companion.path(ref.namespace, ref.name)
+            if stored and 400 <= error.code < 500:
                 with suppress(ApiError):
                     delete_as_read(self.transport, where, stored)
             raise
-        if companion and stored:
+        if stored:
             owner = {key: job.raw[key] for key in ("apiVersion", "kind")}
             owner |= {"name": ref.name, "uid": created.uid}
             meta = {"uid": Object(stored).uid, "ownerReferences": [owner]}
-            where = companion.path(ref.namespace, ref.name)
             with suppress(ApiError):  # without it `delete` removes it all the same
                 self.transport.request("PATCH", where, body={"metadata": meta})
         self._give_way(ref, created)
@@ -143,24 +140,22 @@ class Creation:
         ref = self.ref_of(job)
         where, its_own = companion.path(ref.namespace), companion.path(ref.namespace, ref.name)
         begun = time.monotonic()
-        deadline = begun + SUBMIT_SECONDS
         while True:
             try:
                 return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
                 if error.reason != "AlreadyExists" and not _is_unavailable(error):
                     raise
-                if time.monotonic() > deadline:
+                if time.monotonic() > begun + SUBMIT_SECONDS:
                     raise
                 with suppress(ApiError):
                     stored = self.transport.request("GET", its_own)
                     late = time.monotonic() > begun + _CUT_OFF_SECONDS
                     going = Object(stored).deleting or Object(stored).owners
                     if not is_ours(stored) and (late or not going):
-                        kind = body["kind"]
                         raise BackendError(
-                            f"the {kind} {ref} was not created by k8sjob, and the job needs one of"
-                            " that name; choose another name for the job"
+                            f"the {body['kind']} {ref} was not created by k8sjob, and the job needs"
+                            " one of that name; choose another name for the job"
                         ) from error
                     alike = not Object(body).annotations or same_manifest(stored, body)
                     if not going:
@@ -183,9 +178,32 @@ class Creation:
             JobExists: one of that name is there, finished or not.
             BackendError: the cluster refuses it; nothing was created.
         """
-        ref = self.ref_of(job)
-        with _conflict_as_job_exists(ref):
-            return replace(job, raw=self._post(ref, job))
+        ref, companion = self.ref_of(job), job.target.companion
+        where = job_path(job.target, ref.namespace)
+        begun, lost = time.monotonic(), False
+        while True:
+            try:
+                answer = self.transport.request("POST", where, query=_STRICT, body=job.raw)
+                return replace(job, raw=answer)
+            except ApiError as error:
+                seconds = time.monotonic() - begun
+                # The webhook's controller may not know the companion object yet.
+                if companion and companion.is_missed(error.detail):
+                    if seconds > _CUT_OFF_SECONDS:
+                        raise
+                    time.sleep(_LOOK_SECONDS)
+                    continue
+                if error.reason == "AlreadyExists":
+                    if lost:  # a request without an answer may have created it
+                        answer = self.transport.request("GET", f"{where}/{ref.name}")
+                        stored = without_managed_fields(answer)
+                        if same_manifest(stored, job.raw):
+                            return replace(job, raw=stored)
+                    raise _exists(ref) from error
+                if not _is_unavailable(error) or seconds > SUBMIT_SECONDS:
+                    raise
+                lost = True
+                time.sleep(1)
 
     def dry_run(self, job: Job, *, name_free: bool = False) -> Job:
         """The job that the server would store, with its defaults; nothing is stored.
@@ -196,7 +214,8 @@ class Creation:
             JobExists: one of that name is there, finished or not.
             BackendError: the server would refuse it; with the fields, where it names them.
         """
-        ref, where = self.ref_of(job), job_path(job.target, self.ref_of(job).namespace)
+        ref = self.ref_of(job)
+        where = job_path(job.target, ref.namespace)
         companion = keyed(job.target)
         if companion and job.companion:
             stored = self._as_stored(companion.path(ref.namespace), job.companion)
@@ -204,10 +223,11 @@ class Creation:
         try:
             if name_free:
                 return replace(job, raw=self._as_stored(where, job.raw))
-            with _conflict_as_job_exists(ref):
-                answer = self.transport.request("POST", where, query=_DRY_RUN, body=job.raw)
-                return replace(job, raw=without_managed_fields(answer))
+            answer = self.transport.request("POST", where, query=_DRY_RUN, body=job.raw)
+            return replace(job, raw=without_managed_fields(answer))
         except ApiError as error:
+            if error.reason == "AlreadyExists" and not name_free:
+                raise _exists(ref) from error
             if not (companion and companion.is_missed(error.detail)):
                 raise
         if not name_free:  # the webhook was asked before anyone looked whether the name is taken
@@ -229,32 +249,6 @@ class Creation:
         Object(answer).metadata["name"] = name
         return answer
 
-    def _post(self, ref: JobRef, job: Job) -> Json:
-        """Create the job. A POST without an answer may have created it: then it is found again."""
-        where, companion = job_path(job.target, ref.namespace), job.target.companion
-        begun = time.monotonic()
-        deadline = begun + SUBMIT_SECONDS
-        lost = False
-        while True:
-            try:
-                return self.transport.request("POST", where, query=_STRICT, body=job.raw)
-            except ApiError as error:
-                # The webhook's controller may not know the companion object yet.
-                if companion and companion.is_missed(error.detail):
-                    if time.monotonic() > begun + _CUT_OFF_SECONDS:
-                        raise
-                    time.sleep(_LOOK_SECONDS)
-                    continue
-                if error.reason == "AlreadyExists" and lost:
-                    answer = self.transport.request("GET", f"{where}/{ref.name}")
-                    stored = without_managed_fields(answer)
-                    if same_manifest(stored, job.raw):
-                        return stored
-                if not _is_unavailable(error) or time.monotonic() > deadline:
-                    raise
-                lost = True
-                time.sleep(1)
-
     def ref_of(self, job: Job) -> JobRef:
         """The reference to a job that is to be created."""
         return replace(JobRef.of(job), namespace=job.namespace or self.namespace, uid="")
@@ -269,17 +263,6 @@ def delete_as_read(transport: Transport, path: str, raw: Json) -> None:
 def _delete(transport: Transport, path: str, options: Json) -> None:
     body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
     transport.request("DELETE", path, body=body)
-
-
-@contextmanager
-def _conflict_as_job_exists(ref: JobRef) -> Iterator[None]:
-    """The server's refusal of a name that is taken, as JobExists."""
-    try:
-        yield
-    except ApiError as error:
-        if error.reason != "AlreadyExists":
-            raise
-        raise _exists(ref) from error
 
 
 def _exists(ref: JobRef) -> JobExists:

@@ -169,11 +169,11 @@ class _Informer:
     def changed(self, within: float) -> bool:
         """Whether all is listed, and anything is new since the last call; waits for it so long."""
         with self._news:
-            self._news.wait_for(lambda: self._error or (self._changed and self._ready()), within)
+            is_new = lambda: self._error or (self._changed and self._ready())  # noqa: E731
+            if not self._news.wait_for(is_new, within):
+                return False
             if self._error:
                 raise self._error
-            if not (self._changed and self._ready()):
-                return False
             self._changed = False
             return True
 

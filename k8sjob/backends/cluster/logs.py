@@ -237,16 +237,12 @@ class _Output:
             if lost and not self._quiet:
                 yield self.gap(now, self._missing(lost))
         if now.number > self.number:
-            complete = self.drained or (yield from self._before(now)) or self.whole or self._quiet
-            if not complete:
+            unwanted = self._quiet and now.previous_to and now.previous_to < self.since
+            complete = self.drained or unwanted or (yield from self.read(now, before=True))
+            if not (complete or self.whole or self._quiet):
                 yield self.gap(now, self._missing(range(self.number, now.number)))
             self.number, self.whole, self.drained = now.number, False, False
         self._quiet = False
-
-    def _before(self, now: Instance) -> Generator[LogLine, None, bool]:
-        if self._quiet and now.previous_to and now.previous_to < self.since:
-            return True
-        return (yield from self.read(now, before=True))
 
     def last(self, now: Instance, count: int) -> Iterator[LogLine]:
         """The last lines of the newest two instances, at least `count` if there are so many."""

@@ -69,14 +69,29 @@ class _Lookup:
     """Whether its absence is reported: of an object, of its kind, or of all of a kind."""
     api_version: str = ""
 
+    def read(self, transport: Transport) -> list[Json]:
+        """The objects; empty if they may not be read, or are missing and not needed."""
+        where = path(self.resource, self.namespace, self.name, api_version=self.api_version)
+        try:
+            if not self.name:
+                items = list_all(transport, where, self.query).items
+                return items or ([_missing(where)] if self.needed else [])
+            kind = _METADATA_ONLY.get(self.resource)
+            raw = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
+        except ApiError as error:
+            if not self.needed or error.code != 404:
+                return []
+            # If the cluster does not know the kind, no object is named.
+            return [_missing(where if is_absent(error) else path(self.resource, self.namespace))]
+        return [without_managed_fields({**raw, "kind": kind} if kind else raw)]
+
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     """The existing ones of these objects, each with its kind; see Backend.related."""
-    lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
-        users = pool.submit(_pods_with_devices, transport, _unschedulable_devices(snapshot))
+        users = pool.submit(_pods_with_devices, transport, snapshot)
         queue = pool.submit(_queue, transport, snapshot.job)
-        answers = pool.map(lambda lookup: _read_related(transport, lookup), lookups)
+        answers = pool.map(lambda lookup: lookup.read(transport), _lookups(snapshot))
         gang = pool.submit(_gang, transport, snapshot)
         inits = pool.submit(_init_outputs, transport, snapshot)
         beside = (*users.result(), *queue.result(), *gang.result(), *inits.result())
@@ -112,21 +127,20 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
     if not queue:
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
-    workloads = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
+    workloads = _Lookup("workloads", namespace, query=of_job, needed=True).read(transport)
     if not job.suspended:
         return workloads
-    local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
+    local = _Lookup("localqueues", namespace, queue, needed=True).read(transport)
     if (name := job.labels.get(PRIORITY)) and workloads and workloads[0]["kind"] == "Status":
         # Kueue makes no Workload of a job whose class does not exist.
-        lookup = _Lookup("workloadpriorityclasses", name=name, needed=True)
-        local += _read_related(transport, lookup)
+        local += _Lookup("workloadpriorityclasses", name=name, needed=True).read(transport)
     cluster = next((name for raw in local if (name := cluster_queue(raw))), "")
     if not cluster or not any(raw["kind"] == "Workload" for raw in workloads):
         return workloads + local
-    clusters = _read_related(transport, _Lookup("clusterqueues", name=cluster, needed=True))
+    clusters = _Lookup("clusterqueues", name=cluster, needed=True).read(transport)
     selector = f"{_ADMITTED}={cluster}"
     if cohort := next((c for raw in clusters if (c := Object(raw).spec.get("cohortName"))), ""):
-        everywhere = _read_related(transport, _Lookup("clusterqueues"))
+        everywhere = _Lookup("clusterqueues").read(transport)
         clusters = [raw for raw in everywhere if Object(raw).spec.get("cohortName") == cohort]
         selector = f"{_ADMITTED}!="
     holders = _page(transport, ("", namespace), selector)
@@ -154,10 +168,9 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
             _Lookup("podgroups", job.namespace, name, api_version=_COSCHEDULING),
             _Lookup("events", job.namespace, query=about),
         ]
-    objects = [raw for lookup in lookups for raw in _read_related(transport, lookup)]
+    objects = [raw for lookup in lookups for raw in lookup.read(transport)]
     for queue in sorted({str(Object(raw).spec.get("queue", "")) for raw in objects} - _NO_NAMES):
-        lookup = _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO)
-        objects += _read_related(transport, lookup)
+        objects += _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO).read(transport)
     return objects
 
 
@@ -201,39 +214,23 @@ def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
         yield _Lookup("nodes", name=name, needed=True)
 
 
-def _read_related(transport: Transport, lookup: _Lookup) -> list[Json]:
-    where = path(lookup.resource, lookup.namespace, lookup.name, api_version=lookup.api_version)
-    try:
-        if not lookup.name:
-            items = list_all(transport, where, lookup.query).items
-            return items or ([_missing(where)] if lookup.needed else [])
-        kind = _METADATA_ONLY.get(lookup.resource)
-        raw = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
-    except ApiError as error:
-        if not lookup.needed or error.code != 404:
-            return []
-        # If the cluster does not know the kind, no object is named.
-        return [_missing(where if is_absent(error) else path(lookup.resource, lookup.namespace))]
-    return [without_managed_fields({**raw, "kind": kind} if kind else raw)]
-
-
-def _unschedulable_devices(snapshot: Snapshot) -> set[str]:
-    """The devices that pods without a node ask for: nvidia.com/gpu and its like."""
-    waiting = (pod for pod in map(Pod, snapshot.pods) if not pod.node)
-    return {name for pod in waiting for name in _devices(pod)}
-
-
 def _limits(container: Json) -> Json:
     return Object(container).part("resources", "limits")
 
 
 def _devices(pod: Pod) -> set[str]:
+    """The devices that a pod asks for: nvidia.com/gpu and its like."""
     resources = {name for container in containers(pod.spec) for name in _limits(container)}
     return {name for name in resources if "/" in name}
 
 
-def _pods_with_devices(transport: Transport, devices: set[str]) -> list[Json]:
-    """The pods of all namespaces that have such devices: only their nodes and limits."""
+def _pods_with_devices(transport: Transport, snapshot: Snapshot) -> list[Json]:
+    """The pods of all namespaces with a device that pods without a node ask for.
+
+    Of each pod only its node and limits.
+    """
+    waiting = (pod for pod in map(Pod, snapshot.pods) if not pod.node)
+    devices = {name for pod in waiting for name in _devices(pod)}
     if not devices:
         return []
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}

@@ -290,11 +290,7 @@ class LocalBackend:
         if has_ended(read_state(folder).job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; run it again instead")
         folder.ask("suspend", value=value)
-
-        def taken_up() -> bool:
-            return read_state(folder).job.suspended == value
-
-        if not _wait_for(taken_up, ANSWER_SECONDS):
+        if not _wait_for(lambda: read_state(folder).job.suspended == value, ANSWER_SECONDS):
             raise BackendError(
                 f"the supervisor of {ref} does not respond; see {folder.log}, or end the job with"
                 f" `k8sjob delete {ref.name}`"
@@ -353,9 +349,8 @@ class LocalBackend:
         read_state(folder)
         if folder.supervisor():
             folder.ask("delete")
-            gone = _wait_for(lambda: not folder.supervisor(), _grace(folder) + ANSWER_SECONDS)
-            supervisor = folder.supervisor()
-            if not gone and supervisor and not supervisor.kill():
+            _wait_for(lambda: not folder.supervisor(), _grace(folder) + ANSWER_SECONDS)
+            if (supervisor := folder.supervisor()) and not supervisor.kill():
                 raise BackendError(
                     f"the supervisor of {ref}, process {supervisor.pid} on {supervisor.host}, does"
                     " not respond; end it there, and delete the job again"

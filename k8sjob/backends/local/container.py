@@ -13,12 +13,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter
 from k8sjob.backends.local.mounts import with_mounts
-from k8sjob.backends.local.state_folder import open_file
+from k8sjob.backends.local.state_folder import kill_if, open_file
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -95,7 +96,7 @@ class LocalContainer:
         self._termination_log = folder / "termination-log"
         copy = json.loads(env.get(PATHS_ENV, "{}")).get(WORKDIR, "")
         log = folder / "logs" / f"{attempt}.log"
-        self._log: LogWriter | None = LogWriter(log, copy, env.get(SOURCE_ENV, copy))
+        self._log = LogWriter(log, copy, env.get(SOURCE_ENV, copy))
         self.started = datetime.now(UTC)
         self._kill_at: float | None = None
         self._killed = False
@@ -107,7 +108,7 @@ class LocalContainer:
         os.set_blocking(self.output, False)
         try:
             _replace_by_empty_file(self._termination_log)
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            self._process = subprocess.Popen(
                 with_mounts(launch.mounts, launch.argv),
                 cwd=launch.cwd,
                 env={
@@ -122,8 +123,8 @@ class LocalContainer:
                 start_new_session=True,
             )
         except OSError as error:
-            self._process = None
             message = f"cannot start {launch.argv[0]!r}: {error.strerror}"
+            self._log.close()
             self._finish(_START_ERROR, "StartError", message)
         finally:
             os.close(inner)
@@ -133,7 +134,7 @@ class LocalContainer:
 
         Whoever calls it has other things to do, and the output may never pause.
         """
-        if self._log is None:
+        if self.end:
             return False
         with suppress(BlockingIOError):
             data = os.read(self.output, 1 << 16)
@@ -143,7 +144,7 @@ class LocalContainer:
 
     def poll(self) -> Json:
         """Its end; empty while it runs. Kills it when the grace period of a stop is over."""
-        if self.end or self._process is None:
+        if self.end:
             return self.end
         code = self._process.poll()
         if code is None:
@@ -154,6 +155,8 @@ class LocalContainer:
             return {}
         self._kill_all()
         self._drain()
+        self._log.close()  # its last line may be the message
+        self.missing_output = self._log.missing
         self._finish(ExitCode.of_status(code), *self._explanation(ExitCode.of_status(code)))
         return self.end
 
@@ -162,7 +165,7 @@ class LocalContainer:
 
         May be repeated; whether SIGTERM was sent.
         """
-        if self.end or self._process is None:
+        if self.end:
             return False
         kill_at = time.monotonic() + (self._launch.grace if grace is None else grace)
         is_first = self._kill_at is None
@@ -174,12 +177,9 @@ class LocalContainer:
     def _explanation(self, code: int) -> tuple[str, str]:
         """The reason that a kubelet would give for an exit code, and the termination message."""
         message = _termination_message(self._termination_log)
-        if self._log:
-            self._log.close()
-            self.missing_output = self._log.missing
         if not self._launch.has_agent and Reason.decode(message):
             message = ""
-        if self._log and not message and code and self._launch.fallback_to_logs:
+        if not message and code and self._launch.fallback_to_logs:
             agents = "" if self._launch.has_agent else "k8sjob: "
             message = self._log.tail(lines=80, size=2048, without=agents)
         reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
@@ -195,9 +195,6 @@ class LocalContainer:
             "startedAt": stamp(self.started),
             "finishedAt": stamp(datetime.now(UTC)),
         }
-        if self._log:
-            self._log.close()
-            self._log = None
         os.close(self.output)
 
     def _drain(self) -> None:
@@ -208,7 +205,6 @@ class LocalContainer:
 
     def _kill_all(self) -> None:
         """SIGKILL for the process, its group, its descendants, and all that carry its mark."""
-        assert self._process is not None  # noqa: S101 - for the type checker: callers have looked
         running = self._process.returncode is None
         if sys.platform == "linux":
             _kill_family(self._process.pid if running else None, self._mark)
@@ -242,20 +238,17 @@ def _kill_family(root: int | None, mark: str) -> None:
         for e in Path("/proc").iterdir()
         if e.name.isdecimal()
     }
-    for pid, birth in births.items():
+
+    def is_kin(pid: int) -> bool:
         entry = Path("/proc", str(pid))
+        descends = root and _descends(pid, root, births)
+        if descends and _parent_and_start_time(entry)[1] == births[pid][1]:
+            return True
+        return variable in (entry / "environ").read_bytes().split(b"\0")
+
+    for pid in births:
         with suppress(OSError):  # gone, or not ours to look at
-            held = os.pidfd_open(pid)  # so that a reused pid cannot be hit
-            try:
-                kin = (
-                    root
-                    and _descends(pid, root, births)
-                    and _parent_and_start_time(entry)[1] == birth[1]
-                )
-                if kin or variable in (entry / "environ").read_bytes().split(b"\0"):
-                    signal.pidfd_send_signal(held, signal.SIGKILL)
-            finally:
-                os.close(held)
+            kill_if(pid, partial(is_kin, pid))
 
 
 def _parent_and_start_time(entry: Path) -> tuple[int, int]:
@@ -276,9 +269,7 @@ def _descends(pid: int, root: int, births: Mapping[int, tuple[int, int]]) -> boo
 
 def _oom_kills() -> int:
     """How many processes of this machine the kernel has killed for lack of memory."""
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
+    with suppress(OSError, ValueError, KeyError):
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts["oom_kill"])
     return 0

@@ -38,11 +38,10 @@ from k8sjob.contract import (
 )
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import Object, containers, training
+from k8sjob.kube.objects import containers, training
 from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import pod_specs
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import Store
     from k8sjob.kube.objects import Json
     from k8sjob.spec import Volume
-    from k8sjob.targets.api import Job
+    from k8sjob.targets.api import Job, RoleReplicas
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _ALWAYS_IGNORED: Final = "**/.git\n**/.venv\n**/__pycache__\n"
@@ -112,15 +111,15 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     check_packages(plan.spec, plan.context)
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = {
-        group.name(index): (Role(group.role), index)
+        group.name(index): (group, index)
         for group in prepared.job.target.replicas(prepared.job)
         for index in range(group.count)
     }
     gpus = _gpus(plan, list(replicas), prepared)
     refused = _mounts_are_refused(places, uses_gpus=any(gpus.values()))
     _note_fixed_paths(places, prepared, refused=refused)
-    for name, (role, index) in replicas.items():
-        launch = _launch(prepared, places, role, index, gpus[name])
+    for name, (group, index) in replicas.items():
+        launch = _launch(prepared, places, group, index, gpus[name])
         prepared.launches[name] = launch if refused else replace(launch, mounts=places.mounts(name))
     works = [draft / "replicas" / name / "work" for name in replicas]
     advice = copy_context(plan.context.resolve(), works, beside=places.store.root)
@@ -209,16 +208,17 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
     return {name: ",".join(next(rest) for _ in range(count)) for name, count in asked.items()}
 
 
-def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: str) -> Launch:
-    template = next(pod for of, _, pod in pod_specs(prepared.job) if of is role)
-    container = training(template["containers"])
-    others = [one["name"] for one in containers(template) if one is not container]
-    if others:
-        prepared.notice(
-            "ContainersLeftOut", f"not run on this machine: containers {', '.join(others)}"
-        )
-    folders = places.of(f"{role.lower()}-{index}")
-    env = _own_env(prepared, container, role, index)
+def _launch(
+    prepared: Prepared, places: Places, group: RoleReplicas, index: int, gpus: str
+) -> Launch:
+    pod, replica = group.pod, group.name(index)
+    container = training(pod["containers"])
+    extras = [extra["name"] for extra in containers(pod) if extra is not container]
+    if extras:
+        message = f"not run on this machine: containers {', '.join(extras)}"
+        prepared.notice("ContainersLeftOut", message)
+    folders = places.of(replica)
+    env = _own_env(prepared, container, replica)
     argv = [*(container.get("command") or []), *(container.get("args") or [])]
     argv = [_rewrite(prepared, _expand(word, env), folders) for word in argv]
     env = {
@@ -228,7 +228,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
         for name, value in env.items()
     }
     env |= _local_env(prepared, places, folders, gpus)
-    env |= prepared.job.target.injected_env(prepared.job, role, index)
+    env |= prepared.job.target.injected_env(prepared.job, Role(group.role), index)
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     own = after_agent(argv)
     return Launch(
@@ -236,21 +236,20 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
         argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if own is None else own)],
         has_agent=own is not None,
         env=env,
-        cwd=str(places.job / "replicas" / f"{role.lower()}-{index}" / "work"),
-        grace=float(template.get("terminationGracePeriodSeconds", 30)),
+        cwd=str(places.job / "replicas" / replica / "work"),
+        grace=float(pod.get("terminationGracePeriodSeconds", 30)),
         fallback_to_logs=container.get("terminationMessagePolicy") == "FallbackToLogsOnError",
     )
 
 
-def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dict[str, str]:
+def _own_env(prepared: Prepared, container: Json, replica: str) -> dict[str, str]:
     """The manifest's variables; those of secrets are inherited, so no file has their values."""
     env: dict[str, str] = {}
     missing = []
     for variable in container.get("env") or []:
         name, source = variable["name"], variable.get("valueFrom") or {}
         if "fieldRef" in source:
-            path = Object(source).part("fieldRef")["fieldPath"]
-            env[name] = _field(prepared.job, path, role, index)
+            env[name] = _field(prepared.job, source["fieldRef"]["fieldPath"], replica)
         elif source:
             reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
             if name not in variables() and not reference.get("optional"):
@@ -272,20 +271,19 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
     return env
 
 
-def _field(job: Job, path: str, role: Role, index: int) -> str:
-    own = job
-    known: dict[str, str] = {
-        "metadata.name": f"{own.name}-{role.lower()}-{index}",
-        "metadata.namespace": own.namespace,
+def _field(job: Job, path: str, replica: str) -> str:
+    fields = {
+        "metadata.name": f"{job.name}-{replica}",
+        "metadata.namespace": job.namespace,
         "spec.nodeName": socket.gethostname(),
         "status.podIP": "127.0.0.1",
         "status.hostIP": "127.0.0.1",
     }
-    if path not in known:
+    if path not in fields:
         raise BackendError(
-            f"fieldRef {path!r} has no meaning on this machine; use one of {', '.join(known)}"
+            f"fieldRef {path!r} has no meaning on this machine; use one of {', '.join(fields)}"
         )
-    return known[path]
+    return fields[path]
 
 
 def _local_env(

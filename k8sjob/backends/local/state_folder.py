@@ -40,7 +40,7 @@ from k8sjob.files import whole_file
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _RESERVE_BYTES: Final = 256 * 1024
 """Bytes that each job reserves, so that its end can be written to a full disk."""
@@ -144,8 +144,6 @@ class JobFolder:
         Raises:
             BackendError: it cannot be written.
         """
-        with suppress(OSError):  # a job that an earlier version started has no such folder
-            self._requests.mkdir(exist_ok=True)
         try:
             write_json(self._requests / verb, details)
         except BackendError as error:
@@ -317,11 +315,9 @@ class Store:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise BackendError(os_error_message("write", self.root / "lock", error)) from error
-        try:
+        with os.fdopen(file):
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(file)
 
 
 def paths_in(folder: Path, pattern: str) -> list[Path]:
@@ -440,30 +436,33 @@ class Identity:
         return not self.here or (self.boot == _boot_id() and _started(self.pid) == self.started)
 
     def kill(self) -> bool:
-        """SIGKILL, if it is of this machine, this boot, and the very process; whether it was sent.
-
-        On Linux the process is held by a descriptor while it is looked at, so that the pid cannot
-        come to mean another process between the look and the signal.
-        """
-        if not self.here:
-            return False
+        """SIGKILL, if it is of this machine, this boot, and the process; whether it was sent."""
         with suppress(ProcessLookupError):
-            if sys.platform == "linux":
-                held = os.pidfd_open(self.pid)
-                try:
-                    if self.alive:
-                        signal.pidfd_send_signal(held, signal.SIGKILL)
-                        return True
-                finally:
-                    os.close(held)
-            elif self.alive:
-                os.kill(self.pid, signal.SIGKILL)
-                return True
+            return self.here and kill_if(self.pid, lambda: self.alive)
         return False
 
 
 _UNKNOWN: Final = Identity(0, "", "", "an unknown machine")
 """Whoever a damaged file names."""
+
+
+def kill_if(pid: int, is_meant: Callable[[], bool]) -> bool:
+    """SIGKILL for a process, if it is the one that is meant; whether it was sent.
+
+    On Linux the process is held by a descriptor while it is looked at, so that the pid cannot come
+    to mean another process between the look and the signal. OSError if it is gone.
+    """
+    if sys.platform != "linux":
+        if meant := is_meant():
+            os.kill(pid, signal.SIGKILL)
+        return meant
+    held = os.pidfd_open(pid)
+    try:
+        if meant := is_meant():
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+        return meant
+    finally:
+        os.close(held)
 
 
 def _started(pid: int) -> str | None:
@@ -475,20 +474,17 @@ def _started(pid: int) -> str | None:
             return None
         fields = stat.rpartition(")")[2].split()  # the name before may hold anything
         return None if fields[0] in "ZX" else fields[19]
-    answer = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    state, _, started = answer.stdout.strip().partition(" ")
+    answer = _output("/bin/ps", "-o", "stat=,lstart=", "-p", str(pid))
+    state, _, started = answer.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
 
 
 def _boot_id() -> str:
     if sys.platform == "linux":
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    answer = subprocess.run(
-        ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
-    )
-    return answer.stdout.partition("}")[0]  # what follows is a date in the local time zone
+    answer = _output("/usr/sbin/sysctl", "-n", "kern.boottime")
+    return answer.partition("}")[0]  # what follows is a date in the local time zone
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

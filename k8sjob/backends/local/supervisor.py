@@ -33,7 +33,6 @@ from k8sjob.targets.api import JobState, LocalReason
 from k8sjob.targets.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
-    from k8sjob.kube.objects import Json
     from k8sjob.targets.lifecycle import Replica
 
 TICK_SECONDS: Final = 0.05
@@ -96,23 +95,20 @@ class Supervisor:
             self._give_up(error)
             raise
 
-    def terminated(self) -> None:
-        """Stop the job, as this process was sent SIGTERM."""
-        self._stop("the supervisor of the job was terminated", ORPHAN_GRACE)
-
     def _take_requests(self) -> None:
         for verb, details in self._folder.asked().items():
             if verb == "suspend":
                 self._job.policy["suspend"] = bool(details["value"])
             elif verb == "stop":
-                self._stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
+                self.stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
             elif verb == "delete":
                 self._job.delete(datetime.now(UTC))
         if self._lifeline is not None and select.select([self._lifeline], [], [], 0)[0]:
             self._lifeline = None  # nothing is ever written into it: readable means closed
-            self._stop("the process that ran the job is gone", ORPHAN_GRACE)
+            self.stop("the process that ran the job is gone", ORPHAN_GRACE)
 
-    def _stop(self, message: str, grace: float | None) -> None:
+    def stop(self, message: str, grace: float | None) -> None:
+        """Stop the job: SIGKILL after `grace` seconds; None: after the grace of each replica."""
         self._job.stop(message)
         if grace is not None:
             self._grace = min(grace, grace if self._grace is None else self._grace)
@@ -187,17 +183,14 @@ class Supervisor:
         self._job.record(kind, reason, message, datetime.now(UTC), replica)
 
     def _save(self) -> None:
-        job = self._job
-        state = {"job": job.job, "pods": job.pods(), "events": job.events}
-        text = repr(state)
-        if text != self._saved and time.monotonic() >= self._write_at:
-            self._write(state, text)
+        """Write what changed; a disk that is full or broken for now does not end the job."""
         if time.monotonic() >= self._sign_at:
             self._sign_at = time.monotonic() + SIGN_S
             self._folder.show_alive()
-
-    def _write(self, state: Json, text: str) -> None:
-        """Write the state; a disk that is full or broken for now does not end the job."""
+        state = {"job": self._job.job, "pods": self._job.pods(), "events": self._job.events}
+        text = repr(state)
+        if text == self._saved or time.monotonic() < self._write_at:
+            return
         try:
             write_json(self._folder.state, state)
             self._saved, self._write_at = text, 0.0
@@ -213,7 +206,7 @@ class Supervisor:
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
         deadline = time.monotonic() + 2.0
-        self._stop("", 0.0)
+        self.stop("", 0.0)
         with suppress(Exception):
             while self._job.is_busy and time.monotonic() < deadline:
                 self._run_containers()  # whoever follows the job waits for the ends of its replicas
@@ -257,7 +250,8 @@ def main(arguments: list[str]) -> None:
     lifeline = int(arguments[1]) if len(arguments) > 1 else None
     supervisor = Supervisor(JobFolder(Path(arguments[0])), lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: supervisor.terminated())
+    message = "the supervisor of the job was terminated"
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.stop(message, ORPHAN_GRACE))
     supervisor.run()
 
 

@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import sys
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from k8sjob.backends.local.container import Launch, LocalContainer
 from k8sjob.backends.local.logfiles import (
     LONGEST_LINE,
     LogWriter,
@@ -165,6 +167,21 @@ def test_what_a_full_disk_does_not_take_is_counted_in_its_place(tmp_path, monkey
     assert writer.missing == ""
     texts = [(line.text, line.gap) for line in read(tmp_path, "r", 0)]
     assert texts == [("first, in two writes", False), (why, True), ("later", False)]
+
+
+def test_a_container_that_ends_on_a_full_disk_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.local.logfiles.FileIO", FullFile)
+    monkeypatch.setattr(FullFile, "room", 0)
+    (tmp_path / "logs").mkdir()
+    reader, writer = os.pipe()
+    launch = Launch([sys.executable, "-c", "print('lost')"], {}, str(tmp_path))
+    container = LocalContainer(launch, tmp_path, 0, {}, reader)
+    while not container.poll():
+        time.sleep(0.01)
+    os.close(reader)
+    os.close(writer)
+    assert container.end["exitCode"] == 0
+    assert container.missing_output.startswith("output is missing here: 1 line, 5 bytes")
 
 
 def test_a_log_that_cannot_be_opened_is_tried_again(tmp_path):
