@@ -459,13 +459,12 @@ class RecordBackend:
         """The job when the record was written."""
         return self._snapshot
 
-    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
+    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:  # noqa: ARG002 - the Protocol's
         """The same, once.
 
         Raises:
             BackendError: it had not ended then, so there is no end to wait for.
         """
-        del stop
         yield self.snapshot(ref)
         job = self._snapshot.job
         if not job.target.state(job)[0].finished:
@@ -473,17 +472,16 @@ class RecordBackend:
 
     def logs(
         self,
-        ref: JobRef,
+        ref: JobRef,  # noqa: ARG002 - the Protocol's
         replica: str,
         *,
-        follow: bool = False,
+        follow: bool = False,  # noqa: ARG002 - a record does not grow
         previous: bool = False,
         tail: int | None = None,
-        since: datetime | None = None,
-        stop: Event | None = None,
+        since: datetime | None = None,  # noqa: ARG002 - files are read at once
+        stop: Event | None = None,  # noqa: ARG002 - the Protocol's
     ) -> Iterator[LogLine]:
         """The recorded output of a replica; see Backend. K8sJobError where it is damaged."""
-        del ref, follow, since, stop
         if not previous:
             return self._lines(replica, tail)
         attempts = sorted({line.attempt for line in self._lines(replica)})

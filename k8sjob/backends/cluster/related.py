@@ -100,7 +100,11 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     namespace, job = snapshot.job.namespace, snapshot.job
-    yield from _nodes(snapshot.pods)
+    nodes = list(dict.fromkeys(Pod(pod).node for pod in snapshot.pods))
+    if "" in nodes:  # a pod waits for any
+        yield _Lookup("nodes")
+    else:
+        yield from (_Lookup("nodes", name=node, needed=True) for node in nodes[:MAX_NODES])
     diagnosed = ((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED)
     for resource, name in dict.fromkeys(diagnosed):
         yield _Lookup(resource, namespace, name, needed=True)
@@ -202,16 +206,6 @@ def _page(transport: Transport, namespaces: Iterable[str], selector: str) -> lis
             where = path("workloads", namespace)
             return next(pages(transport, where, {"fieldSelector": selector})).items
     return []
-
-
-def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
-    """All nodes where a pod waits for one; else those that the pods run on."""
-    names = [Pod(pod).node for pod in pods]
-    if "" in names:
-        yield _Lookup("nodes")
-        return
-    for name in list(dict.fromkeys(names))[:MAX_NODES]:
-        yield _Lookup("nodes", name=name, needed=True)
 
 
 def _limits(container: Json) -> Json:

@@ -38,7 +38,7 @@ from k8sjob.contract import (
 )
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import containers, training
+from k8sjob.kube.objects import Object, containers, training
 from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
 from k8sjob.rendering.overlay import merge
@@ -249,7 +249,8 @@ def _own_env(prepared: Prepared, container: Json, replica: str) -> dict[str, str
     for variable in container.get("env") or []:
         name, source = variable["name"], variable.get("valueFrom") or {}
         if "fieldRef" in source:
-            env[name] = _field(prepared.job, source["fieldRef"]["fieldPath"], replica)
+            path = Object(source).part("fieldRef")["fieldPath"]
+            env[name] = _field(prepared.job, path, replica)
         elif source:
             reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
             if name not in variables() and not reference.get("optional"):
