@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
 
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
     if _HOME[name] == "k8sjob.spec":  # a notebook may show a spec before it loads a view
-        from k8sjob.html_card import draw_cards_with  # noqa: PLC0415
+        from k8sjob.html_card import draw_cards_with  # noqa: PLC0415 - lazy
 
         draw_cards_with(_card_of)
     return value
@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
 
 def _card_of(shown: HasCard) -> str:
     # The cards of results need the back ends, which would double the time of importing a spec.
-    from k8sjob.view.cards import card_of  # noqa: PLC0415
+    from k8sjob.view.cards import card_of  # noqa: PLC0415 - see above
 
     return card_of(shown)
 

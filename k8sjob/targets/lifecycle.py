@@ -183,9 +183,10 @@ class Lifecycle:
     ) -> None:
         self.job, self.events, self.state = job, list(events), JobState.CREATED
         self.max_restarts, self._node, self.stop_message = max_restarts, node, ""
+        target = PyTorchJob()
         self.replicas = tuple(
             Replica(group, index)
-            for group in PyTorchJob().replicas(Job(job, PyTorchJob()))
+            for group in target.replicas(Job(job, target))
             for index in range(group.count)
         )
         self.name, namespace = Object(job).name, Object(job).namespace

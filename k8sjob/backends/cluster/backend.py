@@ -234,7 +234,9 @@ class ClusterBackend(Creation):
         query = _query(selector)
 
         def changes(target: Target) -> Iterator[CollectionChange]:
-            keep = lambda raw: target.is_training(Job(raw, target))  # noqa: E731
+            def keep(raw: Json) -> bool:
+                return target.is_training(Job(raw, target))
+
             return reflect(self.transport, job_path(target, where), query, stop=stop, keep=keep)
 
         return merged([changes(target) for target in TARGETS], stop=stop)

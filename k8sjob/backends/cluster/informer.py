@@ -169,8 +169,10 @@ class _Informer:
     def changed(self, within: float) -> bool:
         """Whether all is listed, and anything is new since the last call; waits for it so long."""
         with self._news:
-            is_new = lambda: self._error or (self._changed and self._ready())  # noqa: E731
-            if not self._news.wait_for(is_new, within):
+            # A predicate: other threads change what it asks while this one waits.
+            if not self._news.wait_for(
+                lambda: self._error or (self._changed and self._ready()), within
+            ):
                 return False
             if self._error:
                 raise self._error

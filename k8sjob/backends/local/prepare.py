@@ -204,8 +204,8 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
             " it runs on CPUs with gloo",
         )
         return dict.fromkeys(replicas, "")
-    rest = iter(gpus)
-    return {name: ",".join(next(rest) for _ in range(count)) for name, count in asked.items()}
+    indices = iter(gpus)
+    return {name: ",".join(next(indices) for _ in range(count)) for name, count in asked.items()}
 
 
 def _launch(
@@ -230,11 +230,11 @@ def _launch(
     env |= _local_env(prepared, places, folders, gpus)
     env |= prepared.job.target.injected_env(prepared.job, Role(group.role), index)
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
-    own = after_agent(argv)
+    options = after_agent(argv)
     return Launch(
         # Run by this Python. Without an agent in the job it only runs the user's command.
-        argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if own is None else own)],
-        has_agent=own is not None,
+        argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if options is None else options)],
+        has_agent=options is not None,
         env=env,
         cwd=str(places.job / "replicas" / replica / "work"),
         grace=float(pod.get("terminationGracePeriodSeconds", 30)),
@@ -321,11 +321,11 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
 
 def _rewrite(prepared: Prepared, text: str, folders: Mapping[str, str]) -> str:
     """A path inside the container as one of this machine."""
-    here = mapped(text, folders)
-    if here is None:
+    local = mapped(text, folders)
+    if local is None:
         return text
-    prepared.notice("PathMapped", f"{text} is {here} on this machine")
-    return here
+    prepared.notice("PathMapped", f"{text} is {local} on this machine")
+    return local
 
 
 def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
@@ -393,12 +393,12 @@ class Places:
             BackendError: a volume has no counterpart on this machine.
         """
         home = self.job / "replicas" / replica
-        found = {WORKDIR: home / "work", RUNTIME_HOME: self.job / "runtime"}
+        folders = {WORKDIR: home / "work", RUNTIME_HOME: self.job / "runtime"}
         for index, volume in enumerate(self.plan.spec.volumes):
-            found[volume.mount] = self._folder(index, volume, home)
+            folders[volume.mount] = self._folder(index, volume, home)
         if self.plan.spec.checkpoint and not self.checkpoints_are_the_users:
-            found[self.plan.spec.checkpoint.dir] = self.checkpoints
-        longest_first = sorted(found.items(), key=lambda item: -len(item[0]))
+            folders[self.plan.spec.checkpoint.dir] = self.checkpoints
+        longest_first = sorted(folders.items(), key=lambda item: -len(item[0]))
         return {mount: str(folder) for mount, folder in longest_first}
 
     def mounts(self, replica: str) -> dict[str, str]:
@@ -493,8 +493,8 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         raise BackendError(
             f"image.context: {source} is not a folder; specify the one with your code"
         )
-    own = own_patterns(source / ".dockerignore")
-    patterns = dockerignore() if own is None else own
+    user_patterns = own_patterns(source / ".dockerignore")
+    patterns = dockerignore() if user_patterns is None else user_patterns
     files = (
         name
         for name in Ignore(f"{patterns}\n{_ALWAYS_IGNORED}").walk(source)
@@ -520,12 +520,12 @@ def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> st
         tops[name.partition("/")[0]] += 1 if count > _TOO_MANY else size
     if count > _TOO_MANY:
         most = ", ".join(f"{name} {number:,}" for name, number in tops.most_common(3))
-        what = f"more than {_TOO_MANY:,} files (of the first, {most})"
+        extent = f"more than {_TOO_MANY:,} files (of the first, {most})"
     else:
         most = ", ".join(f"{name} {size >> 20:,} MiB" for name, size in tops.most_common(3))
-        what = f"{count:,} files of {total >> 20:,} MiB ({most})"
+        extent = f"{count:,} files of {total >> 20:,} MiB ({most})"
     advice = (
-        f"the context {source} has {what}, and each of {copies} replicas gets a copy; list what"
+        f"the context {source} has {extent}, and each of {copies} replicas gets a copy; list what"
         " the code does not need in .dockerignore, or mount it as a volume"
     )
     if count > _TOO_MANY:

@@ -166,7 +166,7 @@ def _is_typo(host: str, registry: str) -> bool:
     """Whether a host is the registry with two letters exchanged, or with one wrong or missing."""
     start = len(commonprefix([host, registry]))  # noqa: RUF071 - of letters
     typed, right = host[start:], registry[start:]
-    end = len(commonprefix([typed[::-1], right[::-1]]))  # noqa: RUF071
+    end = len(commonprefix([typed[::-1], right[::-1]]))  # noqa: RUF071 - of letters
     typed, right = typed[: len(typed) - end], right[: len(right) - end]
     if len(typed) == len(right) == 2:
         return typed == right[::-1]

@@ -72,9 +72,9 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Finding]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
     # Ranks or the number of processes may come from the script, not from the environment.
     groups = script.torch_calls("init_process_group")
-    own = any(keyword(call, "rank") or keyword(call, "world_size") for call in groups)
-    own |= any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
-    kind = "own-world" if own else "one-rank"
+    makes_world = any(keyword(call, "rank") or keyword(call, "world_size") for call in groups)
+    makes_world |= any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
+    kind = "own-world" if makes_world else "one-rank"
     for call in _spawns(script):
         if kind == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
             continue
