@@ -14,7 +14,6 @@ import warnings
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
@@ -182,14 +181,27 @@ def refusal(reason: str, source: str) -> SpecError:
     return SpecError([invalid("", f"{reason}; {step}")], source)
 
 
-@lru_cache(maxsize=_MAX_MODULES)  # `init` reads them, and lints what it has written
+_parsed: Final[dict[tuple[str, str, str, str], Module]] = {}
+"""Modules by what they were parsed from: `init` reads them, and lints what it has written."""
+
+
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
-    """The module in a text.
+    """The module in a text, the same one for the same arguments.
 
     Raises:
         SyntaxError: Python cannot parse it.
         TooLarge: Python would take minutes for it.
     """
+    key = (text, source, name, package)
+    if (module := _parsed.get(key)) is None:
+        # A module takes about 65 times the memory of its text.
+        if sum(len(parsed.text) for parsed in _parsed.values()) > _MAX_PROGRAM:
+            _parsed.clear()
+        module = _parsed[key] = Module(name, source, text, _tree(text), package)
+    return module
+
+
+def _tree(text: str) -> ast.Module:
     if text.count(".") > _MAX_JOINED and _LONG_NAME.search(text):
         raise _too_large(f"there is a name of more than {_MAX_JOINED} parts")
     if text.count("{") > _MAX_JOINED and sys.version_info < (3, 12) and _is_long_format(text):
@@ -197,12 +209,11 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
         try:
-            tree = ast.parse(text.removeprefix("\ufeff"))
+            return ast.parse(text.removeprefix("\ufeff"))
         except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
             raise SyntaxError("it is nested too deeply") from None
         except ValueError as error:  # null bytes, half surrogate pairs
             raise SyntaxError(str(error)) from None
-    return Module(name, source, text, tree, package)
 
 
 def _is_long_format(text: str) -> bool:
