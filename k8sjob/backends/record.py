@@ -129,6 +129,7 @@ def write_record(
             objects["launched"] = {
                 "spec": launched.spec, "folder": str(launched.folder), "code": dict(launched.code)
             }  # fmt: skip
+    # Checked before it is written: a record that cannot be read back is worth nothing.
     text = json.dumps(objects).encode()
     try:
         check_size(text)
@@ -138,6 +139,8 @@ def write_record(
         archive.writestr(_OBJECTS, text)
         replicas: Sequence[str] = replica_names(snapshot.job)
         if brief:
+            # The cause is in the output of a replica that has failed, so it comes before the limit
+            # of replicas.
             failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
             if len(replicas) > _KEPT_REPLICAS and (record := before()):
                 # What it has may be gone from the cluster: the output of failed Pods.
@@ -145,6 +148,8 @@ def write_record(
             replicas = list(dict.fromkeys([*failed, *replicas]))[:_KEPT_REPLICAS]
         most = _KEPT_OUTPUT if brief else _MOST_OUTPUT
         for replica in replicas:
+            # The size is not known before the output has ended; without zip64 4 GiB would be an
+            # error.
             with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
                 try:
                     lines = _or_earlier(backend.logs(ref, replica), before, replica)
@@ -162,6 +167,7 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     at = _moment(objects["at"])
     if len({replica_of(pod) for pod in objects["pods"]}) < len(objects["pods"]):
         raise ValueError("it has several Pods of one replica")
+    # The same check as of an apiserver's answers, so whatever was read live can be read back.
     document = _typed(job_of(objects["job"]).target.kind, objects["job"])
     job = job_of(document)
     pods = [_typed("Pod", pod) for pod in objects["pods"]]
@@ -171,6 +177,8 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     if wrong:
         raise ValueError(f"{field_path(wrong[0].path)} is not {wrong[0].expected}")
     findings = [{key: finding[key] for key in _FINDING} for finding in judged["findings"]]
+    # Names from a record become parts of file names and of commands to paste, as those of a cluster
+    # do.
     for raw in (document, *pods, *events, *related):
         if name := odd_name(raw):
             raise ValueError(f"{name} is not a valid name in Kubernetes")
@@ -225,6 +233,8 @@ def _or_earlier(
     """The output of a replica; where nothing is left of it, that of the record before."""
     gaps = list[LogLine]()
     for line in lines:
+        # One line of real output is enough to take the replica's own output; a mere gap says that
+        # the Pod is gone.
         if not line.gap:
             yield from (*gaps, line)
             yield from lines
@@ -296,6 +306,7 @@ class Records:
     def mark(self, ref: JobRef, word: str) -> bool:
         """Note something about a job; False where it was noted before."""
         try:
+            # The file system decides between two collectors that note the same at once.
             self._with_folder(self.path(ref).with_suffix(f".{word}")).touch(exist_ok=False)
         except FileExistsError:
             return False
@@ -303,6 +314,7 @@ class Records:
 
     def messages(self) -> dict[str, str]:
         """The messages that wait to be sent, by their names."""
+        # Drafts of whole_file begin with a dot.
         waiting = sorted((self._root / UNSENT).glob("[!.]*"))
         return {path.name: path.read_text(errors="replace") for path in waiting}
 
@@ -411,6 +423,8 @@ class RecordBackend:
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
         with self._file() as file, zipfile.ZipFile(file) as archive:
+            # Python's decompressors of bzip2 and LZMA cannot be bounded through zipfile as deflate
+            # can.
             methods = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if not methods.issuperset(member.compress_type for member in archive.infolist()):
                 raise ValueError("it is not compressed like a record")

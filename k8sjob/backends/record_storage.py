@@ -76,6 +76,8 @@ class StoredRecords:
             out.flush()
             with _explained(self._url):
                 path = f"{self._root}/{_name(ref, SUFFIX)}"
+                # An upload is there whole or not at all in an object store, so it needs no draft
+                # with another name.
                 self._files.put_file(out.name, path, **self._upload)
         return f"{self._url}/{_name(ref, SUFFIX)}"
 
@@ -88,6 +90,8 @@ class StoredRecords:
         path = f"{self._root}/{_name(ref, f'.{word}')}"
         with _explained(self._url):
             try:
+                # Not atomic: of two collectors on one bucket both may note it, and send its
+                # message.
                 self._files.info(path)
             except FileNotFoundError:
                 self._files.pipe_file(path, b"")
@@ -164,6 +168,7 @@ def _connect(url: str) -> tuple[Any, str]:
             f"{match['scheme']}:// needs another package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
+        # A cached listing would not show the marks and messages of other collectors.
         files = fsspec.filesystem(match["scheme"], use_listings_cache=False)
     return files, match["path"].rstrip("/")
 

@@ -25,6 +25,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
     Raises:
         BackendError: none fits, with the reason for each; or the cluster cannot be reached.
     """
+    # Else a second submission of the same job could become a second job of another kind.
     if kind := _kind_of_that_name(spec, backend):
         return spec.with_(target=of_kind(kind).name), f"{spec.name} exists, and it is a {kind}"
     skipped = list[str]()
@@ -55,12 +56,15 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
     from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same
 
     try:
+        # Some fields of a spec have no place in some kinds (overlays, roles), which shows when it
+        # is rendered.
         job = manifest(spec)
     except SpecError as error:
         fields = ", ".join(dict.fromkeys(problem.field for problem in error.findings))
         yield f"a {target.kind} cannot have {fields}"
         return
     child = namesake(target)
+    # A TrainJob needs JobSets to be served, too.
     below = [(child.resource, child.api_version)] if child else []
     for resource, api in ((target.resource, target.api_version), *below):
         if not _is_served(resource, api, backend):
@@ -69,6 +73,7 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
     for rule in RULES:
         if rule.target == target.name and "create" in rule.verbs:
             create = next(access for access in rule.permissions if access.verb == "create")
+            # None: the cluster does not tell, so the submission itself will.
             if review(backend.transport, create, backend.namespace) is False:
                 yield f"you cannot create {rule.name} in namespace {backend.namespace}"
     if spec.kueue_queue is not None:

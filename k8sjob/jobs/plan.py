@@ -131,6 +131,7 @@ def warnings(plan: Plan) -> list[str]:
     """Warnings about a plan that the cluster accepts, but that may not be intended."""
     messages = remarks(plan.spec)
     not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
+    # An image that is still to be pushed gets its digest then.
     if "@sha256:" in plan.image or not_built_yet:
         return messages
     messages.append(

@@ -69,6 +69,7 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
 
     def stop(times: int) -> str | None:
         """Stop the job at the first interrupt, and kill it at the second."""
+        # The job is being killed already; the third interrupt ends this process.
         if times > 2:
             return None
         backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
@@ -84,6 +85,7 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
     except JobNotFound:
         raise deleted(ref) from None
     finally:
+        # Also after an error of the view: a job in the foreground does not outlive the command.
         backend.finish(ref)
     # Only now are all replicas down: until then a Pod that explains the end may be on its way out.
     with suppress(JobNotFound):

@@ -90,6 +90,7 @@ def push_code(
     """
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
 
+    # The cheapest checks first: a build takes minutes, a push seconds.
     check_script(spec, plan.folder)
     backend.dry_run(plan.job, name_free=True)
     if build is not None and not dry_run:
@@ -164,6 +165,8 @@ class _Submission:
         self._planned = JobRef(plan.spec.name, backend.namespace)
 
     def run(self, *, replace: bool) -> Submitted:
+        # No server refuses the same name of another kind, so it is looked for before the first
+        # round.
         outcome = self._of_another_kind(replace=replace)
         for _ in range(_ROUNDS):
             try:
@@ -172,6 +175,7 @@ class _Submission:
                 existing = _existing(self._backend, self._plan.job)
                 if existing is None and self._backend.of_another_kind(self._plan.job):
                     raise
+            # It has gone since: the next round creates the job.
             if existing is None:
                 continue
             ref = JobRef.of(existing)
@@ -237,6 +241,7 @@ class _Submission:
                     self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
             return
         changes = self._compare(existing)
+        # A job without the hash, as others write it, may still differ in nothing.
         same = not changes or same_manifest(existing.raw, self._plan.job.raw)
         if same and not state.finished:
             return
@@ -258,6 +263,7 @@ class _Submission:
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
         deleting = existing.deleting
         state = "was already being deleted" if deleting else "may be deleted by now"
+        # Its output is gone with its Pods; `why` and `logs` read the record.
         if has_ended(existing) and not deleting and (why_not := keep_record_of(self._backend, ref)):
             self._report(why_not)
         deadline = time.monotonic() + seconds
@@ -269,6 +275,8 @@ class _Submission:
             state = state if deleting else "is being deleted"
             self._report(f"waiting until {ref} and its pods are gone, at most {seconds:.0f} s")
             with suppress(JobNotFound):
+                # Old Pods hold the names and the GPUs that the new ones need, and the operator
+                # would report FailedCreatePod.
                 self._backend.wait_for_pods(ref, seconds)
                 self._wait_until_gone(ref, deadline)
         except KeyboardInterrupt:

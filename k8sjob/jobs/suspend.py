@@ -50,6 +50,7 @@ def _writes_no_checkpoint(job: Job) -> str:
 
 def _kueue_decides(job: Job, ref: JobRef, *, value: bool) -> str:
     """A warning where the job is in a queue of Kueue's; else empty."""
+    # The label alone does not tell whether Kueue manages this kind, so the warning says "if".
     if QUEUE not in job.labels or ref.namespace == LOCAL:
         return ""
     command = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={job.uid}"

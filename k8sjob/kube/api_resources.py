@@ -84,6 +84,8 @@ def path(
     Raises:
         BackendError: a name that is a step of a path, as "..".
     """
+    # Percent-encoding leaves dots as they are, and clients and proxies resolve such steps: the
+    # request would be for another object.
     if dots := {".", ".."} & {namespace, name}:
         raise BackendError(f"{dots.pop()!r} is not the name of a namespace or of an object")
     group = api_version or _GROUPS.get(resource)
@@ -116,6 +118,8 @@ class ResourcePath:
         group = parts.pop(0) if root == "apis" and parts else ""
         version, *parts = [*map(unquote, parts), ""]
         namespace = ""
+        # /namespaces/NAME is a Namespace itself; with more parts it is the place of another
+        # resource.
         if len(parts) > 3 and parts[0] == "namespaces":
             namespace, parts = parts[1], parts[2:]
         resource, name, subresource, *_ = [*parts, "", "", ""]
@@ -195,6 +199,7 @@ def _named(source: Json, *kinds: tuple[str, str], field: str = "name") -> Iterat
     """References of the form `{configMapRef: {name: NAME}}`."""
     for kind, key in kinds:
         named = source.get(key)
+        # Pods start without an optional Secret or ConfigMap.
         if named and not named.get("optional"):
             yield ObjectReference(kind, named.get(field, ""))
 

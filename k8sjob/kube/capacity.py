@@ -115,6 +115,7 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     """The nodes of a NodeList, with what is requested on each by its name."""
     nodes = []
     for node in map(Object, items):
+        # Unknown counts as not ready: the node has not reported for a while.
         ready = node.condition("Ready").true
         trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
         taints = tuple(node.spec.get("taints") or ())
@@ -141,6 +142,8 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
         asked = asked_by(container, group)
+        # Sidecars go on beside all that starts later; other init containers run one after the
+        # other, so the largest of them counts.
         if container.get("restartPolicy") == "Always":  # a sidecar
             add(always, asked)
             asked = dict(always)
@@ -157,6 +160,7 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
 
 def tolerates(pod: Json, taint: Json) -> bool:
     """Whether a Pod of that spec may be put on a node with that taint."""
+    # PreferNoSchedule is only a preference.
     if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
         return True
     return any(_covers(toleration, taint) for toleration in pod.get("tolerations") or ())
@@ -166,6 +170,7 @@ def _covers(toleration: Json, taint: Json) -> bool:
     if toleration.get("effect") not in {None, "", taint.get("effect")}:
         return False
     exists = toleration.get("operator") == "Exists"
+    # Without a key and with Exists it tolerates every taint.
     if not toleration.get("key"):
         return exists
     if toleration["key"] != taint.get("key"):
@@ -191,6 +196,7 @@ def refusal(node: Node, pod: Json) -> str:
     for taint in node.taints:
         if not tolerates(pod, taint):
             return f"taint {taint.get('key')}={taint.get('value', '')}"
+    # One term is enough; of a term all requirements must hold.
     terms = at_path(pod, *_REQUIRED)
     if terms and not any(_matches(node, term) for term in terms):
         return "node affinity"
@@ -216,6 +222,7 @@ def holds_for(labels: Mapping[str, str], expression: Json) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
+        # A label that is no number fits neither.
         case "Gt" | "Lt" as order if value and value.isdecimal() and values:
             return int(value) > int(values[0]) if order == "Gt" else int(value) < int(values[0])
         case _:
@@ -228,6 +235,8 @@ def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
     for node in nodes:
         for resource, amount in node.offers.items():
             domain, slash, _ = resource.partition("/")
+            # Extended resources have a domain; cpu and hugepages-2Mi have none, and kubernetes.io
+            # is that of Kubernetes itself.
             if slash and amount and not domain.endswith("kubernetes.io"):
                 model = node.product if "gpu" in resource else ""
                 offering[resource, model].append(node)

@@ -26,6 +26,8 @@ def check_size(text: bytes) -> None:
     Raises:
         OversizeError: with the estimate.
     """
+    # Counted in the text, before anything is parsed. Marks within strings count as well, so the
+    # estimate is rather too large.
     size = len(text) + sum(text.count(mark) * size for mark, size in _SIZES.items())
     if size > MAX_MEMORY:
         raise OversizeError(f"its values would take {size >> 20} MiB, more than {MAX_MEMORY >> 20}")
@@ -39,6 +41,7 @@ def parsed(text: bytes) -> Any:
         ValueError: it is no JSON.
     """
     check_size(text)
+    # json's own limit depends on the depth of the stack at this moment.
     with suppress(RecursionError):
         document = json.loads(text)
         if is_shallow(document, MAX_DEPTH):

@@ -51,6 +51,7 @@ def closed(local: Json, cluster: Json | None) -> str:
         cluster: its ClusterQueue; empty if that does not exist, None if it is not known.
     """
     name, of = Object(local).name, cluster_queue(local)
+    # The ClusterQueue goes first: the condition of the LocalQueue repeats it with less detail.
     active = Object(cluster or {}).condition("Active")
     if cluster == {}:
         active = Condition("False", "ClusterQueueDoesNotExist")
@@ -99,10 +100,12 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
     for resource, amount in total.items():
         limits = quotas.get(resource)
         if limits is None:
+            # Kueue counts Pods only where a ClusterQueue has a quota for them.
             if amount and resource != "pods":
                 yield f"ClusterQueue {Object(cluster).name} has no quota for {resource}", False
             continue
         numbers = [limit for limit in limits if limit is not None]
+        # A flavor that may borrow any amount can always hold the job.
         if len(numbers) < len(limits):
             continue
         # All Pods of a role get one flavor; those of another role may get another one.

@@ -215,6 +215,8 @@ class Pod(Object):
     @property
     def failed_inits(self) -> Iterator[tuple[Object, Json]]:
         """The statuses of init containers that fail, each with its last end."""
+        # A sidecar is an init container that goes on beside the training; its restarts are no
+        # failure once it has started.
         sidecars = {
             container.get("name")
             for container in self.spec.get("initContainers") or ()
@@ -319,6 +321,8 @@ def training(items: Iterable[Json] | None) -> Json:
     """
     every = list(items or ())
     named = {container.get("name"): container for container in every}
+    # Jobs of others may call their only container anything; of several without a known name none
+    # can be chosen.
     alone = every[0] if len(every) == 1 else {}
     return next((named[name] for name in CONTAINER_NAMES if name in named), alone)
 

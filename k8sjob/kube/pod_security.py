@@ -113,6 +113,7 @@ def restricted_violations(pod: dict[str, Any]) -> Iterator[tuple[FieldPath, Any,
             for control in _CONTAINER:
                 yield from _broken(container, control, (group, index))
             for path, requirement in _INHERITED.items():
+                # A container inherits these from the Pod, and each may set them itself.
                 if all(value is None for _, value in (*_at(container, path), *_at(pod, path))):
                     yield (group, index, *path), None, requirement
 

@@ -27,6 +27,7 @@ _EXACT: Final = Context(prec=200)
 
 def _split(text: str) -> tuple[Decimal, str]:
     """The value and its family ("binary", "exponent", "decimal"); ValueError for no quantity."""
+    # Decimal would compute with any number of digits.
     match = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -39,11 +40,13 @@ def _split(text: str) -> tuple[Decimal, str]:
     else:
         family = "exponent" if exponent else "decimal"
         power = int(exponent[1:]) if exponent else _DECIMAL[suffix]
+        # 1E999999999 is short, and its digits fill the memory.
         if abs(power) > _LONGEST:
             raise ValueError(f"{text!r} is not a quantity")
         value = number.scaleb(power, _EXACT)
     if value.as_tuple()[2] < _NANO:  # type: ignore[operator]  # neither NaN nor infinite here
         value = value.quantize(Decimal(1).scaleb(_NANO), ROUND_UP, _EXACT)
+    # The apiserver writes 0.5Ki as 512: below 1024, and with a fraction, suffixes are decimal ones.
     if family == "binary" and (abs(value) < 1024 or value != value.to_integral_value()):
         family = "decimal"
     return value, family
@@ -68,6 +71,7 @@ def canonical(text: str) -> str:
     if not value:
         return "0"
     if family == "binary":
+        # The largest suffix without a remainder.
         number, suffix = int(value), ""
         for name in _BINARY:
             if number % 1024:
@@ -76,6 +80,7 @@ def canonical(text: str) -> str:
         return f"{number}{suffix}"
     sign, digits, exponent = value.normalize(_EXACT).as_tuple()
     assert isinstance(exponent, int)  # noqa: S101 - neither NaN nor infinite here
+    # Suffixes stand for powers of a thousand.
     power = exponent - exponent % 3
     if family == "decimal":
         power = min(power, max(_DECIMAL.values()))

@@ -45,6 +45,8 @@ def connect(
     from k8sjob.backends.cluster.backend import ClusterBackend  # noqa: PLC0415 - commands start light
 
     cluster = access(context, kubeconfig, namespace, plugins=plugins)
+    # The package first: it keeps connections open, and kubectl is a process of 0.1 s for each
+    # request.
     if client == "python" or (client is None and importlib.util.find_spec("kubernetes")):
         from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 

@@ -81,6 +81,8 @@ class ClusterBackend(Creation):
         ref = self.ref_of(job)
         for target in TARGETS:
             if target is not job.target:
+                # A kind that is not served, or that the user may not read, has no job as far as can
+                # be told.
                 with suppress(JobNotFound, ApiError):
                     existing = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
                     if is_ours(existing.raw) or target.is_training(existing):
@@ -102,11 +104,14 @@ class ClusterBackend(Creation):
         jobs.sort(key=lambda job: job.created, reverse=True)
         below = self._below(where, jobs)
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
+        # A list of Pods is the largest answer of all, and of no use for jobs that have ended.
         if pods and not all(map(has_ended, jobs)):
             pods_by_job = self._pods_by_job(where, {job.target.job_label for job in jobs})
         snapshots = []
         for job in jobs:
             pods_of_job = pods_by_job.get((job.target.job_label, job.namespace, job.name), ())
+            # Objects made by controllers have the job's name, with a fixed suffix: a look-up costs
+            # no request.
             names = {f"{job.name}{child.suffix}" for child in job.target.made}
             children = [child for name in names for child in below.get((job.namespace, name), ())]
             pods_now = own_pods(job, pods_of_job, children)
@@ -124,6 +129,7 @@ class ClusterBackend(Creation):
                 listed = list_all(self.transport, where, query).items
                 jobs += filter(target.is_training, (Job(raw, target) for raw in listed))
             except ApiError as error:
+                # 403 of one kind alone: roles of a team often have only the kind that it uses.
                 if error.code not in _NOT_SERVED:
                     raise
                 errors[target.name] = error
@@ -193,6 +199,7 @@ class ClusterBackend(Creation):
         query = {"labelSelector": ",".join(f"{k}={v}" for k, v in node_selector.items())}
         try:
             nodes = list_all(self.transport, path("nodes"), query if node_selector else None).items
+        # Nodes are of no namespace, so most users may not list them.
         except ApiError:
             return set()
         architectures = {
@@ -200,6 +207,7 @@ class ClusterBackend(Creation):
             for node in map(Object, nodes)
             if not device or device in node.part("status", "allocatable")
         }
+        # A node without the label may have any processor.
         return set() if "" in architectures else architectures
 
     def snapshot(self, ref: JobRef) -> Snapshot:
@@ -256,6 +264,7 @@ class ClusterBackend(Creation):
         from k8sjob.backends.cluster.instances import JobPods  # noqa: PLC0415 - the same
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
 
+        # By its uid the output of an earlier job of the same name is left out.
         ref = ref if ref.uid else JobRef.of(self._get(ref))
 
         def ended() -> bool:
@@ -264,6 +273,7 @@ class ClusterBackend(Creation):
             except JobNotFound:
                 return True
 
+        # Shared by the readers of all replicas, and gone with the last of them.
         pods = self._pods.setdefault(ref.uid, JobPods(self.transport, ref, ended))
         return replica_logs(
             pods, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
@@ -302,6 +312,8 @@ class ClusterBackend(Creation):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and job.suspended:
             ended = not target.keeps_ended_pods
+            # The grace period of a TrainJob's Pods is in its TrainingRuntime, which the snapshot
+            # reads.
             whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
@@ -327,6 +339,8 @@ class ClusterBackend(Creation):
             where = target.companion.path(ref.namespace, ref.name)
             with suppress(ApiError):  # those that belong to the job go with it
                 companion = self.transport.request("GET", where)
+                # The one of a submission that was cut off before the owner was set; others are
+                # removed by the garbage collector.
                 if is_ours(companion) and not Object(companion).owners:
                     delete_as_read(self.transport, where, companion)
 
@@ -354,12 +368,16 @@ class ClusterBackend(Creation):
         while pods := [
             pod
             for pod in list_all(self.transport, where, of_job).items
+            # A Pod of an earlier job of the same name has another owner, and would be waited for in
+            # vain.
             if perhaps_owned(target, pod, ref.uid) and (ended or Pod(pod).live)
         ]:
             if waiting:
                 waiting(seconds)
                 waiting = None
             with suppress(JobNotFound):
+                # Pods of a TrainJob have the uid of its JobSet, so those of the job that has taken
+                # the name meanwhile look like those of the deleted one.
                 if namesake(target) and self._get(replace(ref, uid="")).uid != ref.uid:
                     return  # the pods may be the other job's
             if time.monotonic() > deadline:
@@ -389,9 +407,12 @@ class ClusterBackend(Creation):
                 continue
             about = {"apiVersion": target.api_version, "kind": target.kind}
             job = Job({**about, **answer}, target)
+            # A bare name may be a Job that backs up a database.
             if not ref.kind and not target.is_training(job):
                 ignored = ignored or target.kind
             elif job.name == ref.name and ref.uid in {"", job.uid}:
+                # Job and JobSet have many users; a job of k8sjob's of a later kind goes before one
+                # of theirs.
                 if ref.kind or not target.shared_kind or is_ours(job.raw):
                     return job
                 by_others = by_others or job

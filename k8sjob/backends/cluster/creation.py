@@ -47,6 +47,8 @@ class Creation:
         """
         job, companion = plan.job, plan.job.target.companion
         ref, stored, where = self.ref_of(job), None, ""
+        # Before the companion object is created: a job that the server refuses leaves nothing
+        # behind.
         self.dry_run(job)
         self.wait_for_leftovers(ref)
         if companion and job.companion:
@@ -56,11 +58,14 @@ class Creation:
             created = self.create_manifest(job)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may an object that was created although the answer was lost.
+            # Not after a 5xx or a lost answer: the job may exist all the same, and need the object.
             if stored and 400 <= error.code < 500:
                 with suppress(ApiError):
                     delete_as_read(self.transport, where, stored)
             raise
         if stored:
+            # The garbage collector then removes the object with the job. It could not be set
+            # before: the job has a uid only now.
             owner = {key: job.raw[key] for key in ("apiVersion", "kind")}
             owner |= {"name": ref.name, "uid": created.uid}
             meta = {"uid": Object(stored).uid, "ownerReferences": [owner]}
@@ -82,6 +87,8 @@ class Creation:
         then = {
             "fieldSelector": f"metadata.name={ref.name}",
             "resourceVersion": str(created.metadata.get("resourceVersion")),
+            # The namespace as it was at this creation: the other client sees its own moment, so one
+            # of the two sees the other's job and the first sees nothing.
             "resourceVersionMatch": "Exact",
         }
         for target in TARGETS:
@@ -107,6 +114,7 @@ class Creation:
         controller refuses while that is away.
         """
         options: Json = {"propagationPolicy": "Background"}
+        # Another client may have replaced the job since it was read.
         if ref.uid:
             options["preconditions"] = {"uid": ref.uid}
         _delete(self.transport, job_path(target, ref.namespace, ref.name), options)
@@ -121,10 +129,14 @@ class Creation:
         if (child := namesake(of_kind(ref.kind))) is None:
             return
         where = child.path(ref.namespace, ref.name)
+        # Trainer 2.3 takes the end of an earlier TrainJob's JobSet for that of the new job of the
+        # same name.
         with suppress(ApiError):  # it is not there, or may not be read
             first = leftover = self.transport.request("GET", where)
             while Object(leftover).uid == Object(first).uid:  # else of another client's new job
                 owners = Object(leftover).owners
+                # Owned by a job of this kind that is gone by now: the garbage collector is on its
+                # way.
                 earlier = ref.kind in {owner.get("kind") for owner in owners}
                 if not earlier or time.monotonic() > deadline:
                     raise BackendError(
@@ -139,6 +151,9 @@ class Creation:
         """Create a job's companion object unless it exists; JobExists if the job does."""
         ref = self.ref_of(job)
         where, its_own = companion.path(ref.namespace), companion.path(ref.namespace, ref.name)
+        # The object may exist already. It is an earlier job's that is being deleted (wait), that of
+        # a submission which was cut off (use it, or replace it if it differs), another client's
+        # between its two requests (wait for 5 s), or somebody else's (refuse).
         begun = time.monotonic()
         while True:
             try:
@@ -256,6 +271,7 @@ class Creation:
 
 def delete_as_read(transport: Transport, path: str, raw: Json) -> None:
     """Delete an object as it was read."""
+    # The version, too: an object that has got an owner since it was read is in use again.
     preconditions = {key: Object(raw).metadata.get(key) for key in ("uid", "resourceVersion")}
     _delete(transport, path, {"preconditions": preconditions})
 

@@ -64,9 +64,12 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
 
     target = job.target
     of_job = {"labelSelector": target.selector(name)}
+    # All at once: `status` and `why` wait for the slowest answer in place of their sum.
     with ThreadPoolExecutor(5) as pool:
         listing = pool.submit(list_all, transport, path("pods", namespace), of_job)
         about = pool.submit(events, f"involvedObject.uid={job.uid}")
+        # Events of Pods cannot be selected by a job: those of all Pods of the namespace come, and
+        # `is_below` chooses.
         selectors = ("involvedObject.kind=Pod", *events_below(target, name))
         event_answers = [pool.submit(events, selector) for selector in selectors]
         object_answers = [pool.submit(objects_of, kind) for kind in target.made]
@@ -93,6 +96,7 @@ def snapshots(
     Of the pods' events only warnings are followed: of the others each pod has four that nobody
     needs.
     """
+    # Runs in the caller's thread; the informer's threads only note what has changed.
     with _Informer(transport, ref) as informer:
         while not (stop and stop.is_set()):
             if not informer.changed(within=LOOK_SECONDS):
@@ -101,6 +105,8 @@ def snapshots(
             if now is None:
                 return
             yield now
+            # The start of a large job is thousands of changes in a few seconds, of which each
+            # snapshot takes all that have come.
             time.sleep(MIN_SECONDS)
 
 
@@ -139,6 +145,7 @@ class _Informer:
             "the job's events": _Source(events, own_events, optional=True),
             "the pods' events": _Source(events, warnings, keep=below, optional=True),
         }
+        # Names of sources are words of the message that one cannot be read.
         self._children = [f"its {child.kind}" for child in target.made]
         below_selectors = events_below(target, ref.name)
         for name, child, selector in zip(self._children, target.made, below_selectors, strict=True):
@@ -184,6 +191,7 @@ class _Informer:
         with self._news:
             by_source = {name: list(objects.values()) for name, objects in self._objects.items()}
             notices = tuple(self._notices)
+        # A new job of the same name is another job: this one is gone.
         raw = next((raw for raw in by_source["job"] if Object(raw).uid == self._ref.uid), None)
         if raw is None:
             return None
@@ -198,6 +206,8 @@ class _Informer:
         return Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
 
     def _ready(self) -> bool:
+        # A first snapshot without Pods would show a running job as one that has none. Events and
+        # children may follow later; they are waited for a second at most.
         needed = {name for name in self._unsynced if not self._sources[name].optional}
         late = time.monotonic() - self._begun > OPTIONAL_SECONDS
         return not needed if late else not self._unsynced
@@ -245,6 +255,7 @@ class _Informer:
             return
         self._unsynced.discard(name)
         self._lost.discard(name)
+        # Who may not read Events has four such sources: one line says it.
         if not any(notice["reason"] == "NotReadable" for notice in self._notices):
             self._notice("NotReadable", f"{name} cannot be read: {error}")
         self._changed = True

@@ -139,6 +139,8 @@ class JobPods:
         """
         with self._lock:
             now = time.monotonic()
+            # The lock is held during the request: of 32 readers that come at once the first lists,
+            # and the others find its answer.
             if replica not in self._asked or now > self._good_until or after > self._at:
                 self._asked.add(replica)
                 self._list(now)
@@ -153,6 +155,7 @@ class JobPods:
             return self._over
 
     def _list(self, now: float) -> None:
+        # By their names the server need not send the other Pods of a large job.
         few = self._asked if len(self._asked) <= _MAX_NAMED else ()
         target, uid = of_kind(self.ref.kind), self.ref.uid
         selector = target.selector(self.ref.name, few)
@@ -161,5 +164,7 @@ class JobPods:
         listing = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
         pods = (p for p in listing.get("items") or [] if not uid or perhaps_owned(target, p, uid))
         self._instances = {name: Instance.of(pod) for name, pod in newest_pods(pods).items()}
+        # `now` was before the request, so the answer is no older but for the milliseconds of the
+        # cache.
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -61,6 +61,8 @@ def replica_logs(
 
 def _present(output: _Output, pods: JobPods, tail: int | None) -> Iterator[LogLine]:
     now = pods.instance(output.replica)
+    # The operator removes Pods at the end of a job (cleanPodPolicy): silence would look like a
+    # replica that wrote nothing.
     if now is None and pods.job_is_over():
         yield output.gap(None, _POD_GONE)
     if now is None or not now.started:
@@ -114,6 +116,8 @@ class _Follower:
                     return
                 self._failures = 0
             except ApiError as error:
+                # A 403 or 404 of the list ends it; an apiserver that is being upgraded is away for
+                # minutes.
                 silent = time.monotonic() - self._answered > pace.patience
                 if silent or error.code not in _TRANSIENT:
                     raise
@@ -124,8 +128,11 @@ class _Follower:
 
     def _step(self) -> Generator[LogLine, None, bool]:
         """Look at the Pod once and act on it; whether nothing more will come."""
+        # The state is newer than the end of the last stream. With an older one a container that has
+        # just ended would be followed again.
         now = self._pods.instance(self._output.replica, after=self._after)
         self._answered = time.monotonic()
+        # Replicas keep their names: a new Pod of the same name has an output of its own.
         if self._pod and (now is None or now.uid != self._pod.uid):
             yield from self._leave(self._pod)
         first, self._looked = not self._looked, True
@@ -136,6 +143,9 @@ class _Follower:
             return over
         self._pod = now
         yield from self._output.catch_up(now)
+        # The last reading of an instance comes after its end, so that nothing can be missing. An
+        # instance is read in this way once: in CrashLoopBackOff a follower would get the same
+        # output again and again (7,760 lines of 40).
         if now.ended and not self._output.drained:
             yield from self._drain(now)
         if self._output.drained:
@@ -162,6 +172,7 @@ class _Follower:
     def _drain(self, now: Instance) -> Iterator[LogLine]:
         """The rest of an instance that has ended."""
         self._drains += 1
+        # While the job runs, its node may come back; after the job's end a few attempts are enough.
         given_up = self._drains > _TRIES_AFTER_THE_END and self._is_over()
         readable = not given_up and (yield from self._output.read(now))
         if self._stop.is_set():
@@ -230,13 +241,18 @@ class _Output:
 
     def catch_up(self, now: Instance) -> Iterator[LogLine]:
         """The rest of the instances before the newest; what is lost is reported."""
+        # A node keeps the newest output and the one before. While the container waits to be
+        # restarted its newest output is that of the instance that has ended, and "previous" gives
+        # the same.
         oldest = now.number if now.state == "waiting" else now.number - 1
         if oldest > self.number:
+            # An instance of which all was read is not lost, though the node has removed it.
             lost = range(self.number + self.whole, oldest)
             self.number, self.whole, self.drained = oldest, False, False
             if lost and not self._quiet:
                 yield self.gap(now, self._missing(lost))
         if now.number > self.number:
+            # All of it is older than --since.
             unwanted = self._quiet and now.previous_to and now.previous_to < self.since
             complete = self.drained or unwanted or (yield from self.read(now, before=True))
             if not (complete or self.whole or self._quiet):
@@ -266,10 +282,16 @@ class _Output:
                 stamp, written = stamped(raw)
                 if not stamp:  # a message of the node: it has no such file any more
                     return False
+                # An answer may break off in the middle of a line.
                 if not raw.endswith(b"\n") and now.state == "running" and not before:
                     break  # the rest of the line comes with the next reading
+                # sinceTime is cut to whole seconds by the server, so the lines of one second come
+                # again.
                 if not self._seen.is_new(stamp):
                     continue
+                # A connection that continues repeats at least the last line. If it does not, the
+                # kubelet has begun a new file (at 10 MiB), and a GET returns the current file
+                # alone.
                 if resumed and not self._seen.repeats:
                     yield self.gap(now, "output may be missing here: its log was rotated")
                 resumed, self._file, self._last = False, number, stamp
@@ -284,6 +306,7 @@ class _Output:
     def gap(self, now: Instance | None, message: str) -> LogLine:
         """A line that says what is missing here; `now` is None if there is no Pod."""
         time = (now and moment(now.created)) or datetime.now(UTC)
+        # As old as the last line, so that views which sort by time show the gap at its place.
         stamp = self._last or f"{time.astimezone(UTC).isoformat()[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
         return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {message}", gap=True)
@@ -294,6 +317,8 @@ class _Output:
         query = {"container": now.container, "timestamps": "true"}
         if tail is not None:
             query["tailLines"] = str(tail)
+        # sinceTime is a moment by the node's own clock, as the stamps are. With sinceSeconds as
+        # well the server refuses (422).
         if since := (tail is None and self._seen.since) or self.since:
             query["sinceTime"] = since
         query |= {"previous": "true"} if before else {"follow": "true"} if follow else {}
@@ -357,4 +382,5 @@ def stamped(raw: bytes) -> tuple[str, bytes]:
         return "", b""
     if zone != "Z":  # a node whose containers' logs are in another time zone
         second = time.astimezone(UTC).isoformat()[:19]
+    # Always with nine digits, so that stamps can be compared as text.
     return f"{second}.{fraction:0<9}Z", raw[match.end() :]

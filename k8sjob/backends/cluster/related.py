@@ -77,6 +77,7 @@ class _Lookup:
                 items = list_all(transport, where, self.query).items
                 return items or ([_missing(where)] if self.needed else [])
             kind = _METADATA_ONLY.get(self.resource)
+            # The contents of a Secret need not leave the server, and no record may have them.
             raw = transport.request("GET", where, metadata_only=bool(kind), timeout=_SECONDS)
         except ApiError as error:
             if not self.needed or error.code != 404:
@@ -88,6 +89,7 @@ class _Lookup:
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     """The existing ones of these objects, each with its kind; see Backend.related."""
+    # All requests at once; those of _queue and _gang depend on each other, and are one task each.
     with ThreadPoolExecutor(8) as pool:
         users = pool.submit(_pods_with_devices, transport, snapshot)
         queue = pool.submit(_queue, transport, snapshot.job)
@@ -112,6 +114,7 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
             about = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={name}"
             yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
+    # Its labels decide about Pod Security and about the queues of Kueue.
     yield _Lookup("namespaces", name=namespace)
     if (companion := job.target.companion) and is_ours(job.raw):
         name, version = job.name, companion.api_version
@@ -132,6 +135,7 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={job.uid}"}
     workloads = _Lookup("workloads", namespace, query=of_job, needed=True).read(transport)
+    # Kueue suspends the job until it is admitted; afterwards the queue is of no interest.
     if not job.suspended:
         return workloads
     local = _Lookup("localqueues", namespace, queue, needed=True).read(transport)
@@ -143,11 +147,15 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
         return workloads + local
     clusters = _Lookup("clusterqueues", name=cluster, needed=True).read(transport)
     selector = f"{_ADMITTED}={cluster}"
+    # ClusterQueues of one cohort borrow from each other, so that jobs of another queue may have the
+    # quota. A field selector knows no "one of", so all admitted Workloads come.
     if cohort := next((c for raw in clusters if (c := Object(raw).spec.get("cohortName"))), ""):
         everywhere = _Lookup("clusterqueues").read(transport)
         clusters = [raw for raw in everywhere if Object(raw).spec.get("cohortName") == cohort]
         selector = f"{_ADMITTED}!="
     holders = _page(transport, ("", namespace), selector)
+    # The visibility API has the order of the queue; it is optional in Kueue, and then the Workloads
+    # that are not admitted stand for it.
     where = path("localqueues", namespace, queue, "pendingworkloads", api_version=_VISIBILITY)
     try:
         summary = transport.request("GET", where, timeout=_SECONDS)
@@ -161,8 +169,11 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
 def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """Its PodGroups with their Events, and Volcano's Queue of each."""
     job, pods = snapshot.job, map(Object, snapshot.pods)
+    # Volcano names the group in an annotation, the coscheduling plugin in a label.
     names = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
     if job.target.gang(job) is not None:
+        # No Pod is made before Volcano admits the PodGroup, so none can name it; the operator gives
+        # it the job's name.
         names.add(job.name)
     lookups = []
     for name in sorted(names - _NO_NAMES)[:_MAX_GROUPS]:
@@ -227,10 +238,12 @@ def _pods_with_devices(transport: Transport, snapshot: Snapshot) -> list[Json]:
     devices = {name for pod in waiting for name in _devices(pod)}
     if not devices:
         return []
+    # Pods that have ended use no devices.
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     try:
         return [
             _node_and_limits(pod)
+            # Page by page, and of each Pod two fields: a cluster may have a hundred thousand Pods.
             for page in pages(transport, path("pods"), running)
             for pod in map(Pod, page.items)
             if pod.node and _devices(pod) & devices

@@ -48,13 +48,18 @@ class CheckedAnswers:
         """One request; see Transport.request."""
         answer = self._transport.request(method, path, **options)
         about = ResourcePath.of(path)
+        # A GET without a name is a list, and so is the subresource pendingworkloads of a
+        # LocalQueue.
         if method == "GET" and about.resource and (not about.name or about.subresource):
             return self._list(answer, about)
+        # A DELETE is answered with a Status, or with the object where that is not gone at once.
         refused = answer.get("kind") == "Status" and method != "GET"
         item, problem = self._checked("Status" if refused else about.resource, answer)
         if problem:
             raise malformed(f"an object of which {problem}")
         name, namespace = Object(item).name, Object(item).namespace
+        # The object's name becomes a part of later requests and of commands to paste, so it must be
+        # the one that was asked for.
         elsewhere = about.namespace and namespace not in {"", about.namespace}
         if method == "GET" and about.name and (name not in {"", about.name} or elsewhere):
             raise malformed(f"{namespace}/{name} in its place")
@@ -72,6 +77,8 @@ class CheckedAnswers:
         if problem:
             raise malformed(f"a list of which {problem}")
         resource = about.subresource or about.resource
+        # One bad object stops no command: whoever may create objects in a namespace could do that
+        # to all others who list them.
         every = [self._named(resource, item) for item in answer.get("items") or ()]
         if bad := [(item, problem) for item, problem in every if problem]:
             self._warn(about, f"{len(bad)} of {len(every)} objects are", *bad[0])
@@ -86,6 +93,7 @@ class CheckedAnswers:
                 yield line
                 continue
             kind, item = at_path(event, "type"), at_path(event, "object")
+            # A BOOKMARK has only a resourceVersion, and an ERROR a Status: neither has a name.
             check = self._named if kind in _CHANGES else self._checked
             item, problem = check("Status" if kind == "ERROR" else about.resource, item)
             if problem or not isinstance(kind, str):
@@ -108,6 +116,8 @@ class CheckedAnswers:
         if problem:
             return item, problem
         typed = Object(item)
+        # Controllers themselves make Events whose names Kubernetes does not allow elsewhere. Such
+        # an Event is read without its name, which nothing needs.
         free = {"nodeName": typed.spec, "name": typed.part("involvedObject") and typed.metadata}
         for key, part in free.items():
             if not is_name(part.get(key)):
@@ -117,6 +127,7 @@ class CheckedAnswers:
 
     def _warn(self, about: ResourcePath, noun: str, item: Json, problem: str) -> None:
         """Warn of objects that are left out, once for each collection."""
+        # A watch reports a bad object at each of its changes.
         if about in self._warned:
             return
         self._warned.add(about)

@@ -93,6 +93,7 @@ def explained(
     """
     text = _ANSWERS
     match: re.Match[str] | None = None
+    # The first rule that fits is the one; the file has them in order, the special ones first.
     for rule in _rules():
         pattern = rule.get("pattern", "")
         if rule["code"] == error.code and (match := re.search(pattern, error.detail, re.DOTALL)):
@@ -100,7 +101,10 @@ def explained(
             break
     words = match.groupdict("") if match else {}
     controller, namespace = controllers.get(target.resource), target.namespace
+    # Messages speak of jobs, whichever of the kinds the user has.
     noun = "job" if controller else target.resource.removesuffix("s") or "object"
+    # Validation by Kubernetes, or by the schema of a CRD, names causes; a webhook puts its errors
+    # into one sentence (403).
     if error.causes and error.code == 422:
         # "<nil>" means that more may be wrong.
         causes = [cause for cause in error.causes if cause[0] != "<nil>"] or error.causes
@@ -112,7 +116,9 @@ def explained(
         words["why"] = " ".join(words["why"].split())
     webhook = words.get("webhook", "")
     kinds = controllers.values()
+    # A webhook's name is all that the server says of who has refused.
     owners = (kind.name for kind in kinds if kind.webhooks and webhook.endswith(kind.webhooks))
+    # A refused TrainingRuntime is a matter of the TrainJob that it belongs to.
     beside = (kind for kind in kinds if kind.companions == target.resource)
     kind = controller or next(beside, None)
     options = f" -n {shlex.quote(namespace)}" if namespace else ""
@@ -149,13 +155,19 @@ def explained(
 
 def is_absent(error: ApiError) -> bool:
     """Whether an object does not exist; false where the cluster does not know its kind."""
+    # The apiserver answers 404 to both: for an unknown kind in words of its own, or in Go's as
+    # plain text.
     return error.code == 404 and not re.search(_NO_SUCH_PATH, error.detail)
 
 
 def _fields(why: str, *, strict: bool) -> str:
     """A webhook's errors, several in brackets, or those of a strict decoder."""
+    # A sentence of a webhook may have ", unknown field" in it, too, so only a strict decoder's is
+    # split there.
     if strict:
         return _list(re.split(r", (?=unknown field|duplicate field)", why))
+    # apimachinery prints several errors in brackets, separated by ", " as words of one error are.
+    # Each begins with the path of a field.
     if why.startswith("[") and why.rstrip().endswith("]"):
         return _list(re.split(r", (?=spec|metadata)", why.strip()[1:-1]))
     return why

@@ -172,11 +172,14 @@ def access(
         BackendError: no cluster is configured, there is no such context, or a file is invalid.
     """
     files, config = _read(kubeconfig)
+    # As with kubectl, a kubeconfig goes before the account of the Pod.
     pod_access = None if files or context or kubeconfig else _of_pod(service_account, namespace)
     if pod_access is not None:
         return pod_access
     if not files:
         looked = _paths(kubeconfig)
+        # A redirection whose command has failed leaves an empty file, for which "there is no
+        # kubeconfig" would be puzzling.
         empty = [path for path in looked if path.exists()]
         absence = "there is nothing in" if empty else "there is no kubeconfig at"
         raise BackendError(
@@ -184,6 +187,8 @@ def access(
             "set KUBECONFIG, or specify a file with --kubeconfig",
         )
     contexts = sorted(_named(config, "contexts"))
+    # Errors of a merged kubeconfig name all of its files: the entry may be missing from any of
+    # them.
     where, available = os.pathsep.join(map(str, files)), ", ".join(contexts) or "none"
     name = context or str(config.get("current-context") or "")
     if not name:
@@ -195,6 +200,7 @@ def access(
         raise BackendError(f"{where}: no context {name!r}", hint)
     user = _part(config, "contexts", name, "context").get("user", "")
     fields = _part(config, "users", user, "user")
+    # The words after a Tab must not run a program of whatever kubeconfig is typed or set.
     if not plugins and (fields.get("exec") or fields.get("auth-provider")):
         raise BackendError(f"{where}: the credentials of context {name!r} come from a program")
     return _of_context(name, config, files, namespace)
@@ -218,6 +224,7 @@ def _of_context(
     if not server:
         raise BackendError(f"{where}: context {name!r} has no cluster with a server", "add it")
     space, plugin = namespace or str(meant.get("namespace") or "default"), user.get("exec") or {}
+    # The namespace becomes a part of paths and of commands to paste.
     if not is_name(space):
         raise BackendError(
             f"{where}: the context's namespace {space!r} is not a valid namespace",
@@ -253,6 +260,7 @@ def _of_pod(service_account: Path, namespace: str | None = None) -> Access | Non
     file = service_account / "namespace"
     return Access(
         context=IN_CLUSTER,
+        # In a cluster with IPv6 the host is an address with colons, which a URL has in brackets.
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         namespace=namespace or (file.read_text().strip() if file.is_file() else "default"),
     )
@@ -272,6 +280,8 @@ def _read(kubeconfig: str | Path | None) -> tuple[tuple[Path, ...], _Config]:
             continue
         files.append(path)
         for key, value in content.items():
+            # clusters, users and contexts are joined. Of two entries with the same name, and of
+            # other keys, the first counts.
             if isinstance(value, list):
                 merged.setdefault(key, []).extend(value)
             elif value:
@@ -283,6 +293,8 @@ def _file(path: Path) -> _Config:
     import yaml  # noqa: PLC0415 - `configured` alone reads nothing
 
     try:
+        # The parser in C is about ten times as fast; a PyYAML that was built without libyaml lacks
+        # it.
         content = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     except FileNotFoundError:
         return {}

@@ -94,6 +94,8 @@ class KubectlTransport:
         self._access = access
         self._argv = [program]
         self._env = variables()
+        # Inside a Pod kubectl finds the service account by itself, but only where no context is
+        # named.
         if access.files:
             self._argv += ["--context", access.context]
             self._env["KUBECONFIG"] = access.kubeconfig
@@ -113,9 +115,11 @@ class KubectlTransport:
     ) -> Json:
         """One request; see Transport.request. A PATCH is for one object of a namespace."""
         if metadata_only:  # for a table the object's contents are not even sent
+            # `get --raw` has no way to set the header Accept, by which metadata alone is asked for.
             self._run(["get", "--no-headers", *_object_arguments(path)], timeout)
             name = ResourcePath.of(path).name
             return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
+        # `patch` has no --raw.
         if method == "PATCH":
             argv = ["patch", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"]
             argv += _object_arguments(path)  # no --raw
@@ -140,10 +144,14 @@ class KubectlTransport:
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
         argv = ["get", "--raw", with_query(path, query)]
+        # A file and not a pipe: nobody reads stderr while the stream runs, and a full pipe would
+        # stop kubectl.
         with tempfile.TemporaryFile() as stderr, self._started(argv, stderr) as process:
             yield from lines(self._pieces(process, idle, stop))
             if stop and stop.is_set():
                 return
+            # 0 is no proof of a whole answer: `get -w` exits with it where the apiserver has died.
+            # The reader of a watch lists again after any end.
             if process.wait() != 0:
                 stderr.seek(0)
                 raise self._error(stderr.read(MAX_LINE).decode(errors="replace"))
@@ -152,6 +160,7 @@ class KubectlTransport:
     def skew(self) -> float:
         """By the headers of one small answer, which kubectl prints at this verbosity."""
         with suppress(BackendError):
+            # /version may be read by every user.
             argv = ["get", "--raw", "/version", "--v=8"]
             printed = self._run(argv, 10.0, log=True).decode(errors="replace")
             if date := _DATE.search(printed):
@@ -165,12 +174,15 @@ class KubectlTransport:
     ) -> bytes:
         """What kubectl prints, or what it writes to its log."""
         # With --request-timeout kubectl does not find a pod's own account any more.
+        # A plugin may open a browser and wait for a person.
         timeout += LOGIN_SECONDS if self._access.plugin else 0.0
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
+            # A file again: the body cannot block this process while kubectl is still at its login.
             stdin.write(b"" if body is None else json.dumps(body).encode())
             stdin.seek(0)
             with self._process([*self._argv, *argv], stdin=stdin, stderr=stderr) as process:
                 try:
+                    # The first limit is for silence, the second for the whole answer.
                     printed = body_of(self._pieces(process, timeout, None), timeout)
                     process.wait(timeout)
                 except (subprocess.TimeoutExpired, TimeoutError):
@@ -178,6 +190,8 @@ class KubectlTransport:
             stderr.seek(0)
             logged = stderr.read(MAX_LINE)
         if process.returncode != 0:
+            # Without credentials kubectl asks for a name on stdout, reads the end of stdin, and
+            # fails.
             if _PASSWORD_PROMPT in printed:
                 raise self._access.rejected()
             raise self._error(logged.decode(errors="replace"))
@@ -187,6 +201,8 @@ class KubectlTransport:
     def _started(self, argv: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
         """A kubectl that prints until it is ended."""
         argv = [*self._argv, *argv]
+        # A killed k8sjob (SIGKILL) runs no `finally`, and kubectl would watch on until its timeout.
+        # Other systems have no signal for that.
         if sys.platform == "linux":
             program = shutil.which(argv[0])
             if program is None:
@@ -232,6 +248,8 @@ class KubectlTransport:
             selector.register(process.stdout, selectors.EVENT_READ)
             silent_since = time.monotonic()
             while not (stop and stop.is_set()):
+                # Asked for before the output is read: what the process wrote before its end is then
+                # in the pipe.
                 has_ended = process.poll() is not None  # before a last look at its output
                 if selector.select(_POLL_SECONDS):
                     piece = os.read(process.stdout.fileno(), 64 * 1024)
@@ -256,16 +274,22 @@ class KubectlTransport:
     def _error(self, stderr: str) -> ApiError:
         """The error that kubectl printed."""
         stderr = stderr[:_MOST_OF_ERROR]
+        # kubectl mixes lines of its log (klog) and warnings of the server into its errors.
         text = "\n".join(x for x in stderr.splitlines() if x and not _LOGGED.match(x)).strip()
         text = redacted(text or stderr.strip())
+        # kubectl prints a 422 for people, and not as the Status that it got: the causes are read
+        # back from its lines.
         if invalid := _INVALID.match(text):
             causes = _causes(invalid["causes"] or "")
             return ApiError(text, code=422, reason="Invalid", detail=text, causes=causes)
         refused = _OF_SERVER.match(text)
+        # Where kubectl has an error of the server, it names the reason alone, so the code follows
+        # from that.
         if refused and refused["reason"] != "Unauthorized":
             reason, message = refused["reason"] or "", refused["message"].strip()
             return ApiError(message, code=_CODES.get(reason, 500), reason=reason, detail=message)
         if plugin := _PLUGIN.search(text):
+            # What the plugin has written on stderr stands before kubectl's own sentence.
             message = " ".join(text[: plugin.start()].split())  # the plugin's own
             raised = self._access.without_credentials
             return raised(f"{plugin['why']}: {message}" if message else plugin["why"])

@@ -70,6 +70,7 @@ def list_all(
         ApiError: the server refuses, or cannot be reached.
     """
     try:
+        # Pages are of one moment, whose data etcd removes after five minutes (compaction).
         listed = list(pages(transport, path, query))
     except ApiError as error:
         if error.code != 410:
@@ -92,6 +93,7 @@ def pages(
     while True:
         page = transport.request("GET", path, query=asked)
         # The items of a list have no kind of their own.
+        # "PodList" gives "Pod".
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
@@ -162,12 +164,17 @@ def reflect(
     """
     reflection = _Reflection(transport, path, dict(query or {}), stop, keep)
     tries = 0
+    # Each round is a list and the watches that follow it. After any break the next round lists
+    # again: a watch from an old version may be refused, and one from the future, as after a
+    # restored etcd, is silent for ever.
     while not stop.is_set():
         begun = time.monotonic()
         try:
             yield from reflection.changes()
         except ApiError as error:
             yield from reflection.failed(error, patience)
+        # A list that succeeds says little about an overloaded apiserver; one that was followed by a
+        # watch of some seconds does.
         tries = 0 if time.monotonic() - begun > STEADY_SECONDS else tries + 1
         longest = min(pause * 2 ** min(tries, 10), max(MAX_SECONDS, pause))
         # At random, so that many watchers do not come back all at once.
@@ -195,6 +202,7 @@ def merged(
             changes.put((number, error))
 
     for number, reflection in enumerate(reflections):
+        # Daemons: a request that waits for its answer must not keep the command from ending.
         threading.Thread(target=run, args=(number, reflection), daemon=True).start()
     unsynced, readable, lost = set(range(len(reflections))), len(reflections), set[int]()
     # Such a change of one collection is one of all when none is left here.
@@ -205,9 +213,14 @@ def merged(
             if isinstance(change, Exception):
                 absent = isinstance(change, ApiError) and change.code in {403, 404}
                 readable -= 1
+                # A kind that is not served, or forbidden, is left out at the beginning alone: later
+                # its loss is an error, and so is a cluster where nothing can be read.
                 if number not in unsynced or not absent or not readable:
                     raise change
+                # What is left out counts as complete, or the others would wait for it.
                 change = CollectionChange(Kind.SYNCED)
+            # The collections lose their connection one after the other: the first LOST and the last
+            # RESTORED are reported.
             is_connected, unfinished = not lost, pending.get(change.kind, set())
             unfinished.discard(number)
             if change.kind is Kind.LOST:
@@ -243,6 +256,8 @@ class _Reflection:
             for item in page.items:
                 uids.add(Object(item).uid)
                 yield from self._seen(item)
+        # What was deleted while no watch was open is missing from the list. Objects are known by
+        # their uid: of the same name there may be a new one.
         for uid in self._known.keys() - uids:
             yield CollectionChange(Kind.DELETED, self._known.pop(uid))
         if not self._synced:
@@ -250,6 +265,7 @@ class _Reflection:
         elif self._lost:
             yield CollectionChange(Kind.RESTORED)
         self._synced = self._watching = True
+        # A whole list has succeeded; the watch that follows may fail as often as it will.
         self._lost, self._failed, self._refused_since = False, 0, None
         yield from self._watched(version)
 
@@ -257,6 +273,8 @@ class _Reflection:
         """Raise where waiting would not help; report a loss that was not repaired at once."""
         if not self._synced:
             raise error
+        # An apiserver that has just started knows no RBAC rules and CRDs for a moment, and refuses
+        # what it accepts a second later.
         if error.code in _REFUSALS:
             self._refused_since = self._refused_since or time.monotonic()
             if time.monotonic() - self._refused_since > patience:
@@ -274,10 +292,14 @@ class _Reflection:
             for event in self._events(version):
                 heard = True
                 kind, item = event["type"], event["object"]
+                # HTTP status 200 and then 410 (too old), 500 or 504 as an event: for each of them a
+                # new list is the answer.
                 if kind == "ERROR":
                     raise refusal(int(item.get("code") or 500), item)
                 version = str(Object(item).metadata.get("resourceVersion") or version)
                 if kind == Kind.DELETED:
+                    # A deletion is reported only of what was reported before: `keep` may have left
+                    # the object out.
                     if self._known.pop(Object(item).uid, None):
                         yield CollectionChange(Kind.DELETED, without_managed_fields(item))
                 elif kind != "BOOKMARK":
@@ -308,8 +330,11 @@ class _Reflection:
         meta, uid = Object(item).metadata, Object(item).uid
         before = self._known.get(uid)
         version = meta.get("resourceVersion")
+        # A new list repeats what has not changed.
         if before and Object(before).metadata.get("resourceVersion") == version:
             return
+        # Whoever needs the objects keeps them; whole ones here, too, would double the memory of a
+        # watch of 10,000 Pods.
         reported = ("name", "namespace", "uid", "resourceVersion")
         self._known[uid] = {"metadata": {key: meta[key] for key in reported if key in meta}}
         yield CollectionChange(Kind.MODIFIED if before else Kind.ADDED, item)

@@ -74,6 +74,8 @@ class PythonTransport:
         }
         content = None if body is None else json.dumps(body).encode()
         send = partial(self._send, method, with_query(path, query), headers, content, timeout)
+        # A redirect (3xx) is not followed, and counts as a refusal: the credentials are for this
+        # server alone.
         answer = self._answer(send)
         data = self._body(answer)
         if answer.status >= 300:
@@ -111,6 +113,8 @@ class PythonTransport:
 
     def _answer(self, send: Callable[[], urllib3.BaseHTTPResponse]) -> urllib3.BaseHTTPResponse:
         """Repeats a request when Retry-After says so, and once with credentials read again."""
+        # The client reads a token's file, and runs a plugin, when the kubeconfig is loaded. A 401
+        # may mean that the credentials have been renewed on disk since.
         renewed = False
         for tries_left in reversed(range(BUSY_TRIES)):
             answer = send()
@@ -120,6 +124,8 @@ class PythonTransport:
                 with self._lock:
                     self._settings, self._pool = self._load()
                 answer = send()
+            # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
+            # cannot complete the request now (ServerTimeout).
             wait = answer.headers.get("Retry-After", "")
             if not (tries_left and wait.isdecimal() and answer.status in (429, 500, 503)):
                 break
@@ -141,6 +147,7 @@ class PythonTransport:
             pool, secure = self._pool, self.server.startswith("https:")
             # Never over a connection that anybody can read; kubectl does the same.
             credentials = _credentials(self._settings) if secure else {}
+        # A dict of many values: the header Impersonate-Group is repeated for each group.
         everything = urllib3.HTTPHeaderDict({**headers, **credentials})
         for name, value in self._access.headers:
             everything.add(name, value)
@@ -152,6 +159,7 @@ class PythonTransport:
             body=body,
             headers=everything,
             timeout=urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout),
+            # urllib3's own retries would also repeat a POST, and wait without a look at `stop`.
             retries=False,
             preload_content=False,
         )
@@ -188,6 +196,7 @@ class PythonTransport:
         raise AssertionError  # not reached: errors are raised
 
     def _refused(self, status: int, data: bytes) -> ApiError:
+        # After the credentials were read again: they are no longer valid.
         if status == 401:
             return self._access.rejected()
         try:
@@ -225,6 +234,8 @@ class PythonTransport:
             ) from None
         settings = client.Configuration()
         settings.connection_pool_maxsize = CONNECTIONS
+        # The client logs the error of a plugin and continues without credentials, as an anonymous
+        # user.
         with _captured_log() as heard:
             try:
                 if self.context == IN_CLUSTER:
@@ -232,6 +243,8 @@ class PythonTransport:
                 else:
                     files = self._access.kubeconfig
                     config.load_kube_config(files, self.context, client_configuration=settings)
+                # Of its API only this is the same in 35, 36 and 37: `call_api`, the errors and the
+                # answers of logs differ.
                 pool = client.ApiClient(settings).rest_client.pool_manager
                 pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
             except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
@@ -270,6 +283,8 @@ def _ended_by(stop: threading.Event | None, answer: urllib3.BaseHTTPResponse) ->
     def look() -> None:
         while stop and not done.wait(STOP_SECONDS):
             if stop.is_set():
+                # The thread of the reader hangs in recv(), which only the end of the connection
+                # interrupts.
                 with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
                     answer.shutdown()
 
@@ -310,6 +325,7 @@ def _why(error: BaseException, outer: tuple[BaseException, ...] = ()) -> str:
     from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
 
     late = isinstance(error, exceptions.ConnectTimeoutError)  # a refusal is one for urllib3, too
+    # In urllib3 NewConnectionError is a subclass of ConnectTimeoutError.
     if late and not isinstance(error, exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
     if isinstance(error, exceptions.ReadTimeoutError):

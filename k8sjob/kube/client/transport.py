@@ -120,12 +120,14 @@ def skew_by(date: str | None) -> float:
         ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
     except ValueError:
         return 0.0
+    # A skew that changes with each answer by a fraction would make ages jump.
     return ahead if abs(ahead) > _SAME_TIME else 0.0
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:
     """The error for an answer that is not a success: a Status, or another text (a proxy)."""
     if isinstance(answer, str):
+        # A page of a proxy, or of a login, may have thousands of lines.
         text = " ".join(answer.split())[:300] or "without a reason"
         return ApiError(f"the server returned {code}: {text}", code=code, reason="", detail=text)
     reason = str(answer.get("reason") or "")
@@ -150,6 +152,7 @@ def parsed_answer(data: bytes) -> Json:
         ValueError: it is no JSON.
     """
     try:
+        # The log of a Pod that is not scheduled yet is 204 without a body.
         answer = parsed(data) if data.strip() else {}
     except OversizeError as error:
         raise malformed(f"JSON that is not read: {error}") from None
