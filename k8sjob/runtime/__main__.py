@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         The container's exit code; see docs/reference/exit-codes.md.
     """
+    # Before any process is started: an orphan goes to the nearest adopter at that moment.
     adopt_orphans()
     try:
         with Inbox(config.take_lifeline()) as inbox:
@@ -90,6 +91,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             return _run_single(single_program(argv[1:], environ, lifeline), settings, inbox)
         shape = elastic_env(environ, socket.gethostname())
         if shape is not None:
+            # A node has its number from the rendezvous; until then 0 is the one that hosts the
+            # store.
             node = NodeEnv(
                 int(not shape.hosts), shape.max_nodes, shape.nproc_per_node, shape.host, shape.port
             )
@@ -103,6 +106,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             f"{__version__}, job {settings.job or '(no name)'}, {_banner(node, shape)},"
             f" Python {platform.python_version()}" + (f", torch {torch}" if torch else "")
         )
+        # All that can be refused is refused before the wait for other nodes.
         _check_program(argv)
         _check_torch(torch)
         if time.time() < 0:
@@ -117,6 +121,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         )
         if shape is not None:
             return _run_elastic(shape, program, settings, inbox)
+        # A single node needs a port for its own processes only, on loopback.
         if node.master_port == 0:
             port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
             node = replace(node, master_port=port)
@@ -133,6 +138,7 @@ def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: 
         reason, final = run_agent(program, settings, inbox, coordinator)
         if reason is None:
             reason, final = coordinator.finish(inbox), True
+        # Under OnFailure the container starts again, and its processes join the others.
         elif final or settings.restart_policy != "OnFailure":
             coordinator.give_up(reason)
     count.end(reason, final=final)

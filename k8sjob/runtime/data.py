@@ -243,6 +243,7 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> torch.Tensor:
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # The sampler's draws must not move the generators that dropout goes on with.
     before = rng.capture(device)
     rng.seed_all(seed + epoch)
     if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):

@@ -44,6 +44,7 @@ def evaluate(
     )
     measures = {"accuracy": accuracy} if metrics is None else dict(metrics)
     tally = _Tally(["loss", *measures], group)
+    # A script may have frozen parts of its model in eval mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -52,6 +53,7 @@ def evaluate(
                 between()
                 inputs, *targets = move(loaded, group.device)
                 output = strategy.forward(inputs)
+                # A placeholder, or a rank whose losses another rank of the same model reports.
                 if not batch or not strategy.counts:
                     continue
                 tally.add("loss", loss(output, *targets), len(batch))

@@ -97,6 +97,7 @@ def peak_memory(device: torch.device) -> int:
     import resource  # only on Unix
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts it in KiB, macOS in bytes.
     return peak if sys.platform == "darwin" else peak * 1024
 
 

@@ -124,6 +124,7 @@ class RankContext:
         self.end()
         try:
             self.calls.check(LEAVING)
+            # A rank that waits here for the others is not the one that hangs.
             self._watchdog.beat(self.step, "sync")
             self.stop_coordinator.finish(self.config.collective_timeout, self._watchdog.close)
         except PeerLost as lost:
@@ -146,6 +147,7 @@ class RankContext:
         """
         hung = self._hung(error)
         reason = first_line(hung or error)
+        # Before the last save, which takes seconds: the others learn at once why they fail.
         self.stop_coordinator.warn_others(f"rank {self.env.rank} failed: {reason}")
         if self.checkpointer is not None:
             self.checkpointer.settle(_LAST_SAVE_S)
@@ -160,6 +162,7 @@ class RankContext:
         """The hang behind a collective that failed because ranks did not come to it."""
         if isinstance(error, SystemExit | KeyboardInterrupt):
             return None
+        # A timeout may mean a living rank that did not come, a broken connection a dead one.
         late = lateness(error)
         message = peer_loss(error) if late is None else late
         if message is None:
@@ -178,6 +181,7 @@ class RankContext:
 def mapped_path(mount: str | os.PathLike[str]) -> Path:
     """The real path of a path in the job.yaml: the same in a pod, a folder under `k8sjob run`."""
     path = Path(mount)
+    # The longest mount first: one may lie within another.
     mounts = sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0]))
     for mount_path, folder in mounts:
         if path.is_relative_to(mount_path):

@@ -64,6 +64,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         PeerLost: ranks did not come in time, or went away.
     """
     began = time.monotonic()
+    # Read first: what follows is the rendezvous, which is reported separately.
     import_s = _process_age()
     config, env = settings.runtime_config(), dist_env()
     _check(config, env)
@@ -73,7 +74,9 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     events = settings.started_by_k8sjob()
     reporter = Reporter(active=env.rank == serving, events=events, restart=env.restart)
     context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
+    # The first trainer reports: where servers come first it is not rank 0.
     tracking = _open_tracking(context, tensorboard) if env.rank == serving else Trackers()
+    # The model is made with equal numbers on all ranks; Run gives each its own later.
     rng.seed_all(seed)
     calls = jax = None
     with _sigterm_handler(context), ExitStack() as stack:
@@ -84,6 +87,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             _report_start(context, jax, env.restart, import_s, rendezvous_s)
             if serving:
                 calls = _open_calls(context, env, serving)
+                # A server stays in here until its trainers are done.
                 calls.begin(context.stop_coordinator.alert)
                 if env.rank < serving:  # it has served; the session's block is for the trainers
                     sys.exit(int(ExitCode.STOPPED) if context.stop_coordinator.reason else 0)
@@ -95,6 +99,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
                 _leave(context, calls, jax)
                 tracking.close("stopped" if stopped else "finished")
             else:
+                # The others may be gone or blocked: no collective from here on.
                 hung = context.fail(error)
                 tracking.close("failed")
                 if (serving or jax) and env.rank == 0:
@@ -153,6 +158,7 @@ def _join(
             on_wait=report_missing,
         )
     except BaseException as error:
+        # The others may be connecting to this rank, and would wait for it until their timeout.
         stop.warn_others(f"rank {env.rank} failed: {first_line(error)}")
         stop.close()
         raise
@@ -223,6 +229,7 @@ def _leave(context: RankContext, calls: Calls | None, jax: JaxProcesses | None) 
     if calls is not None:
         calls.close()
     if jax is not None:
+        # Rank 0 hosts JAX's service: it leaves that last, after the common end in context.leave().
         jax.leave(first=False)
     context.leave()
     if jax is not None:
@@ -248,6 +255,7 @@ def _sigterm_handler(context: RankContext) -> Iterator[None]:
 
 def _check(config: RuntimeConfig, env: DistEnv) -> None:
     _check_torch(config, env)
+    # Where nodes differ in their number of ranks, these are checked as ranks of one node.
     nproc = env.local_world_size if env.world_size % env.local_world_size == 0 else env.world_size
     shape = strategies.Shape(nnodes=env.world_size // nproc, nproc_per_node=nproc)
     serving = strategies.serving(config.strategy, config.options)

@@ -124,6 +124,8 @@ class StreamFeed:
                     f"run.batches() got no sample for share {lengths.index(0)} of {len(rows)}: use"
                     " fewer ranks; a generator has only one pass, make it again in each epoch"
                 )
+            # Ranks that have ended compute with their last batch at weight 0: the others'
+            # collectives need them.
             count = min(lengths) if self._drops else max(lengths)
             if not count:
                 return
@@ -141,6 +143,8 @@ class StreamFeed:
         counts = [samples for _, samples, _ in window] + [0] * (length - len(window))
         mine = [len(window), window[0][2] if window else 0, *counts]
         rows = self._mesh.group.table(mine)[:: self._mesh.model_size]
+        # A stream that is seeded differently on each rank would train on samples twice, and others
+        # never.
         apart = [rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]]
         if apart and not self._sharded:
             raise RuntimeError(

@@ -108,6 +108,7 @@ class _MlflowRun:
             for point in points
             for name, value in point.values.items()
         ]
+        # An MLflow server takes at most a thousand metrics in one request.
         for at in range(0, len(metrics), 1000):
             self._client.log_batch(self.id, metrics=metrics[at : at + 1000])
 
@@ -240,6 +241,7 @@ class Tracker:
             deadline = min(deadline, time.monotonic() + TIMEOUTS.join)
         self._ending.set()
         with suppress(queue.Full):
+            # The queue may be full: a tracker that is down has let it fill up.
             self._points.put(state, timeout=max(0.0, deadline - time.monotonic()))
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
@@ -287,6 +289,7 @@ class Tracker:
                         " tracker is tried again"
                     )
                 self._warned = True
+                # At the end no long pause is taken: close() waits for this thread.
                 if self._ending.wait(pause):
                     time.sleep(TIMEOUTS.retry)
                 pause = min(2 * pause, _PAUSE)
@@ -366,6 +369,7 @@ class Trackers:
 
     def close(self, state: str) -> None:
         """End the runs: "finished", "failed" or "stopped"; waits for TIMEOUTS.track at most."""
+        # The peers of a rank that failed wait for its end.
         seconds = TIMEOUTS.exit / 2 if state == "failed" else TIMEOUTS.track
         deadline = time.monotonic() + seconds
         for tracker in self._trackers:

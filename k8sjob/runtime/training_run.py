@@ -281,9 +281,11 @@ class Run:
         if shard.closes:
             if self._weights[0] is not None:
                 mesh, own_weight = self._strategy.mesh, sum(filter(None, self._weights))
+                # Every rank of a copy of the model has the same weight, which is to count once.
                 total = self._context.group.sums([own_weight])[0] / mesh.model_size
                 scale_gradients(self.optimizer, mesh.data_size / total if total else 0.0)
             self._weights.clear()
+            # The norm costs a pass over all gradients, so it is taken only where it is used.
             norm = None
             if self._largest_norm is not None or self._progress.due:
                 norm = self._strategy.clip(self.optimizer, self._largest_norm)
@@ -292,6 +294,7 @@ class Run:
             if self.scheduler is not None and self._schedule_by == "step":
                 self.scheduler.step()
             self.steps += 1
+            # Only whole steps count: a window that was cut off is repeated after a resume.
             self._position["offset"] = shard.end
             self._progress.step(norm)
         return loss
@@ -431,6 +434,7 @@ class Run:
         if self._context.checkpointer is None or point == self._saved_at:
             return
         self._saved_at = point
+        # The sums of the epoch so far are saved with the position: they must not miss steps.
         self._progress.settle()
         position = dict(self._position)
         if position["offset"]:
@@ -473,6 +477,7 @@ class Run:
         self._context.reporter.emit(
             EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
         )
+        # Last, as all of the above may draw random numbers.
         checkpointer.restore_random(saved, self._strategy.rng_stream)
 
 

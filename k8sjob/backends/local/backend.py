@@ -104,6 +104,7 @@ class LocalBackend:
         if not self._oversubscribe:
             check_processes(plan.spec.world_size)
         self._refuse_taken(ref.name)
+        # Before the copies are made, which need the space.
         self._trim_abandoned()
         source, notice, identity = str(plan.folder.resolve()), "", ref.uid
         if plan.spec.checkpoint and not self._fresh:
@@ -112,6 +113,7 @@ class LocalBackend:
             )
         with self._store.draft() as draft:
             home = self._store.folder(ref.name, ref.uid).path
+            # Paths in the launch data are those of the published folder, not of the draft.
             places = Places(plan, home, self._store.checkpoints(ref.name, identity), self._store)
             prepared = prepare(places, draft.path, fresh=self._fresh, resume=bool(self._resume))
             if notice:
@@ -129,6 +131,7 @@ class LocalBackend:
             }
             write_json(draft.launch, launch_data)
             draft.record_supervisor(os.getpid())  # until there is a supervisor
+            # Another process may have made a job of this name while the copies were made.
             with self._store.locked():
                 self._refuse_taken(ref.name)
                 folder = self._store.publish(draft, ref.name, ref.uid)
@@ -158,6 +161,7 @@ class LocalBackend:
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
         inner, lifeline = os.pipe()
+        # The supervisor of a detached job must not hold a pipe whose end would stop it.
         passed = () if self._detached else (inner,)
         try:
             with folder.log.open("ab") as log:

@@ -105,6 +105,7 @@ class LocalContainer:
         self.end: Json = {}
         self.missing_output = ""
         self.output, inner = os.pipe()
+        # The supervisor reads it, which serves all replicas and must never wait for one.
         os.set_blocking(self.output, False)
         try:
             _replace_by_empty_file(self._termination_log)
@@ -120,6 +121,8 @@ class LocalContainer:
                 stdout=inner,
                 stderr=inner,
                 pass_fds=(lifeline,),
+                # A signal to its group, as from the terminal of the user, does not reach the
+                # supervisor.
                 start_new_session=True,
             )
         except OSError as error:
@@ -151,8 +154,10 @@ class LocalContainer:
             late = self._kill_at is not None and time.monotonic() >= self._kill_at
             if late and not self._killed:
                 self._killed = True
+                # Once: the look at all processes of the machine takes milliseconds.
                 self._kill_all()
             return {}
+        # Before the last read: what the process left behind may hold the pipe open and write on.
         self._kill_all()
         self._drain()
         self._log.close()  # its last line may be the message
@@ -183,6 +188,8 @@ class LocalContainer:
             agents = "" if self._launch.has_agent else "k8sjob: "
             message = self._log.tail(lines=80, size=2048, without=agents)
         reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
+        # The kernel counts for the whole machine, so only a process that was killed is taken for
+        # one of them.
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"
         return reason, message
@@ -205,11 +212,13 @@ class LocalContainer:
 
     def _kill_all(self) -> None:
         """SIGKILL for the process, its group, its descendants, and all that carry its mark."""
+        # Once it was reaped, its number may belong to another process.
         running = self._process.returncode is None
         if sys.platform == "linux":
             _kill_family(self._process.pid if running else None, self._mark)
         if running:
             self._process.kill()
+        # The number of a group stays taken while the group has a member.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -233,6 +242,7 @@ def _termination_message(path: Path) -> str:
 def _kill_family(root: int | None, mark: str) -> None:
     """SIGKILL for each process that descends from `root`, or whose environment holds `mark`."""
     variable = mark.encode()
+    # All are read before any is killed: the children of a killed one get another parent.
     births = {
         int(e.name): _parent_and_start_time(e)
         for e in Path("/proc").iterdir()
@@ -242,6 +252,7 @@ def _kill_family(root: int | None, mark: str) -> None:
     def is_kin(pid: int) -> bool:
         entry = Path("/proc", str(pid))
         descends = root and _descends(pid, root, births)
+        # The number may have come to mean another process since the list was made.
         if descends and _parent_and_start_time(entry)[1] == births[pid][1]:
             return True
         return variable in (entry / "environ").read_bytes().split(b"\0")

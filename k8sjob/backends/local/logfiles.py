@@ -82,7 +82,9 @@ class LogWriter:
                 whole = start + LONGEST_LINE >= len(line)
                 written += head + (b"F " if whole else b"P ") + part + b"\n"
             self._tail += line + b"\n"
+        # A long line whose last part was just written has no newline yet.
         self._in_line = bool(self._rest) or (self._in_line and not lines)
+        # A line without an end must not grow in memory.
         while len(self._rest) >= LONGEST_LINE:
             written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
             self._tail += self._rest[:LONGEST_LINE]
@@ -125,6 +127,7 @@ class LogWriter:
         except OSError as error:
             if self._file:
                 with suppress(OSError):
+                    # A part of a row would make the next row unreadable.
                     self._file.truncate(self._size)
             self._lost_lines += lines
             self._lost_bytes += size
@@ -140,6 +143,7 @@ class LogWriter:
         """The first file, or the next one; the oldest goes."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         number = self._number + bool(self._file)
+        # Before the old one is closed: on a full disk that one continues.
         file = FileIO(_file_of(self._path, number), "ab")
         if self._file:
             self._file.close()
@@ -194,6 +198,7 @@ def _end_of(folder: Path, replica: str, attempt: int, count: int) -> list[LogLin
                 lines, size = list(reader.lines()), reader.size
             if len(lines) > count:
                 return lines[1:]  # the first one may be cut
+            # The whole file was read, and an older one may have more.
             if last >= size:
                 break
             last *= 4
@@ -211,6 +216,7 @@ def follow_lines(
     reader = _Reader(folder, replica, 0)
     try:
         while not stopped():
+            # In this order: what is written before the end is read after it.
             over, every = ended(), attempts(folder)
             yield from reader.lines()
             if newer := [attempt for attempt in every if attempt > reader.attempt]:
@@ -255,6 +261,7 @@ class _Reader:
             yield from self._rows()
             if not newer:
                 return
+            # A file that was removed before it was read leaves a gap in the numbers.
             self._gap = self._gap or newer[0] > self._number + 1
             self.close()
             self._file, self._cut, self._number, self._last = None, b"", newer[0], 0

@@ -81,6 +81,7 @@ def check_packages(spec: JobSpec, context: Path) -> None:
         BackendError: with the command that installs them.
         ImageError: the requirements file cannot be read.
     """
+    # Found and not imported: torch takes seconds.
     if spec.uses_agent and util.find_spec("torch") is None:
         raise BackendError(
             f"torch is not installed for {sys.executable}, which runs the job on this machine",

@@ -25,6 +25,7 @@ def written_files(folder: JobFolder) -> list[Path]:
     """New and changed files in the working folders and in the job's own volumes."""
     if not folder.launch.exists():
         return []
+    # launch.json is written after the copies are made.
     copied = folder.launch.stat().st_mtime_ns
     files = files_in(chain.from_iterable(map(folder.path.glob, _FOLDERS)))
     # A FIFO or a socket has no content.
@@ -32,6 +33,7 @@ def written_files(folder: JobFolder) -> list[Path]:
     return sorted(
         path
         for state, path in files
+        # The change time, which a copy or an archive with old dates does not set.
         if state.st_ctime_ns > copied and stat.S_IFMT(state.st_mode) in kinds
     )
 

@@ -102,6 +102,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     prepared = Prepared(deepcopy(plan.job))
     prepared.job.metadata["namespace"] = LOCAL
     if plan.spec.kueue_queue and not plan.spec.policy.suspend:
+        # Kueue would resume the job when it admits it, and there is no Kueue here.
         resumed = merge(prepared.job.document, prepared.job.target.suspension(value=False))
         prepared.job = prepared.job.with_document(resumed)
         prepared.notice(
@@ -203,6 +204,7 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
             f"the job requests {counted(total, 'GPU')} and this machine has {len(gpus)}:"
             " it runs on CPUs with gloo",
         )
+        # All or none: ranks with and without a GPU cannot form an nccl group.
         return dict.fromkeys(replicas, "")
     indices = iter(gpus)
     return {name: ",".join(next(indices) for _ in range(count)) for name, count in asked.items()}
@@ -223,12 +225,15 @@ def _launch(
     argv = [_rewrite(prepared, _expand(word, env), folders) for word in argv]
     env = {
         name: ":".join(_rewrite(prepared, part, folders) for part in value.split(":"))
+        # A list of paths, each of which may lie on a mount.
         if name.endswith("PATH")
         else _rewrite(prepared, value, folders)
         for name, value in env.items()
     }
     env |= _local_env(prepared, places, folders, gpus)
+    # Last, as the operator's variables replace the user's.
     env |= prepared.job.target.injected_env(prepared.job, Role(group.role), index)
+    # The name of the Master's Pod resolves only in a cluster.
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     options = after_agent(argv)
     return Launch(
@@ -253,6 +258,7 @@ def _own_env(prepared: Prepared, container: Json, replica: str) -> dict[str, str
             env[name] = _field(prepared.job, path, replica)
         elif source:
             reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
+            # The supervisor inherits it from this terminal, so that no file holds the value.
             if name not in variables() and not reference.get("optional"):
                 missing.append(name)
         else:
@@ -303,6 +309,7 @@ def _local_env(
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if spec.checkpoint:
         env[CHECKPOINT_DIR_ENV] = mapped(spec.checkpoint.dir, folders) or ""
+    # Each process would otherwise take all cores of the machine.
     if "OMP_NUM_THREADS" not in spec.run.env and "OMP_NUM_THREADS" not in variables():
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // spec.world_size))
     if not gpus and spec.strategy.backend == "nccl":
@@ -334,6 +341,7 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
         (draft / "replicas" / replica / "logs").mkdir(parents=True)
         for folder in places.of(replica).values():
             path = Path(folder)
+            # The job's folder has its final name only when it is published.
             if path.is_relative_to(places.job):
                 path = draft / path.relative_to(places.job)
             if not path.exists():  # a single file may be mounted too
@@ -397,6 +405,7 @@ class Places:
         for index, volume in enumerate(self.plan.spec.volumes):
             folders[volume.mount] = self._folder(index, volume, home)
         if self.plan.spec.checkpoint and not self.checkpoints_are_the_users:
+            # After the volumes: the folder of the run takes the place of a claim's.
             folders[self.plan.spec.checkpoint.dir] = self.checkpoints
         longest_first = sorted(folders.items(), key=lambda item: -len(item[0]))
         return {mount: str(folder) for mount, folder in longest_first}
@@ -498,8 +507,10 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
     files = (
         name
         for name in Ignore(f"{patterns}\n{_ALWAYS_IGNORED}").walk(source)
+        # A context within the state folder is the copy of an earlier run, as for `k8sjob rerun`.
         if source.is_relative_to(beside) or not (source / name).is_relative_to(beside)
     )
+    # A folder such as / is not walked to its end.
     names = list(islice(files, _TOO_MANY + 1))
     sizes = Counter({name: (source / name).lstat().st_size for name in names})
     advice = _check_size(source, sizes, len(targets), shutil.disk_usage(beside).free)
@@ -507,6 +518,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         target.mkdir(parents=True)
         for name in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
+            # A link is copied as a link, as in an image.
             shutil.copy2(source / name, target / name, follow_symlinks=False)
     return advice
 

@@ -150,12 +150,14 @@ class LatestState:
         version: object = None
         with suppress(OSError):
             stat = self._folder.state.stat()
+            # A new state is a new file, also where two are written within one tick of the clock.
             version = stat.st_ino, stat.st_mtime_ns
         late = time.monotonic() >= self._look_at
         if self._snapshot is None or late or version != self._version:
             self._version, self._look_at = version, time.monotonic() + LOOK_SECONDS
             before, self._snapshot = self._snapshot, None  # None stays if the job is gone
             now = read_state(self._folder)
+            # The same object tells watch that nothing has changed.
             self._snapshot = before if now == before else now
         return self._snapshot
 
@@ -200,6 +202,7 @@ def checkpoints_of(folder: JobFolder) -> Path | None:
 
 def remove_checkpoints(store: Store, name: str, identity: str) -> None:
     """Remove checkpoints, unless a run uses them, or may do so, as it cannot be read."""
+    # An empty identity stands for a run that cannot be read, and may use any of them.
     used = {identity_of(folder) for folder in store.folders(name)}
     if identity and not used & {identity, ""}:
         shutil.rmtree(store.checkpoints(name, identity), ignore_errors=True)

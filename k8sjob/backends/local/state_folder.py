@@ -134,6 +134,7 @@ class JobFolder:
         """Make it, with disk space for its end; OSError where there is no room for it."""
         self.path.mkdir(mode=0o700)
         self._requests.mkdir()
+        # Zeros that are written, not a hole, so that the disk's space is taken.
         self._ballast.write_bytes(b"\0" * _RESERVE_BYTES)
 
     def ask(self, verb: str, **details: Any) -> None:
@@ -210,6 +211,7 @@ class JobFolder:
 
     def remove(self) -> None:
         """Remove the folder: renamed at once, then deleted."""
+        # A reader sees the whole folder or none of it, and what a killed process leaves goes later.
         doomed = self.path.with_name(f".gone-{self.path.name}")
         with suppress(FileNotFoundError):
             self.path.rename(doomed)
@@ -275,6 +277,7 @@ class Store:
             if (name is None and not folder.name) or name not in (None, folder.name):
                 continue
             with suppress(FileNotFoundError):  # removed meanwhile
+                # The folder's own time changes with each state that is written into it.
                 written = folder.launch if folder.launch.exists() else path
                 dated.append((written.stat().st_mtime_ns, path))
         return [JobFolder(path) for _, path in sorted(dated, reverse=True)]
@@ -304,6 +307,7 @@ class Store:
     def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
         """Make a draft the folder of a job."""
         folder = self.folder(name, uid)
+        # In one step: a reader sees a whole job or none.
         draft.path.rename(folder.path)
         return folder
 
@@ -316,6 +320,7 @@ class Store:
         except OSError as error:
             raise BackendError(os_error_message("write", self.root / "lock", error)) from error
         with os.fdopen(file):
+            # The kernel frees it when the process ends in any way.
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

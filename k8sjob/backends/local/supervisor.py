@@ -81,6 +81,8 @@ class Supervisor:
         """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
             while not self._is_over():
+                # Requests first, then the ends of containers: a stop must not find a replica
+                # started again.
                 self._take_requests()
                 self._run_containers()
                 self._job.advance(datetime.now(UTC))
@@ -124,6 +126,7 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         job = self._job
+        # A job that is deleted stays until its last Pod is gone.
         if job.is_busy or Object(job.job).deleting:
             return not (job.is_busy or job.pods())
         # Nobody else knows how the job has ended before it is written.
@@ -145,6 +148,7 @@ class Supervisor:
 
     def _start(self, replica: Replica) -> None:
         launch, folder = self._launches[replica.name], self._folder.replica(replica.name)
+        # Over all Pods of the replica: an earlier Pod's output stays.
         number = max(attempts(folder / "logs"), default=-1) + 1
         container = LocalContainer(launch, folder, number, self._environ(launch), self._hold)
         self._containers[replica.name] = container
@@ -175,6 +179,7 @@ class Supervisor:
                 container: LocalContainer = key.data
                 if not container.read():
                     self._selector.unregister(key.fileobj)
+                    # The container has probably ended: look at once.
                     end = 0.0
 
     # --- the state ------------------------------------------------------------------------------
@@ -188,6 +193,7 @@ class Supervisor:
             self._sign_at = time.monotonic() + SIGN_S
             self._folder.show_alive()
         state = {"job": self._job.job, "pods": self._job.pods(), "events": self._job.events}
+        # Compared as text, since the state machine changes its objects in place.
         text = repr(state)
         if text == self._saved or time.monotonic() < self._write_at:
             return
@@ -233,6 +239,7 @@ class Supervisor:
         port = self._port.getsockname()[1]
         values = {"MASTER_PORT": str(port), "PET_MASTER_PORT": str(port)}
         values["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+        # Only where the manifest has them: a job without a Master has no MASTER_PORT.
         ports = {name: value for name, value in values.items() if name in launch.env}
         return {**inherited, **launch.env, **ports, SECRET_ENV: self._secret}
 
@@ -249,6 +256,7 @@ def main(arguments: list[str]) -> None:
     """Run the job whose folder is the first argument."""
     lifeline = int(arguments[1]) if len(arguments) > 1 else None
     supervisor = Supervisor(JobFolder(Path(arguments[0])), lifeline)
+    # A Ctrl-C is answered by the process that runs the job.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message = "the supervisor of the job was terminated"
     signal.signal(signal.SIGTERM, lambda *_: supervisor.stop(message, ORPHAN_GRACE))

@@ -121,12 +121,14 @@ def run_attempt(
         observed = any(member.error_file for member in members)
         phase, record = "", Attempt(launcher_time=time.monotonic() + TIMEOUTS.launcher)
         while True:
+            # All decisions of this turn go by the same exits.
             group.poll()
             _take_exits(group, members, record)
             record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
             if observed:
                 record.states = _look(members, group)
                 _warn_of_launcher(group, members, record)
+            # It is asked until it has answered once: from then on the processes are ending.
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
@@ -136,27 +138,40 @@ def run_attempt(
                 # A dead file server or a driver's error may hold it in the kernel for days.
                 record.unkillable = {members[i].rank: group.describe(i) for i in group.alive}
                 break
+            # A line for each phase, not for each look: the log is the user's.
             if observed and (now := start_phase(record.states.values())) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
+            # Processes that are to end make no progress, and a warning of that would hide why they
+            # end.
             ends = record.signals or record.failures or record.hang
             if not ends and (wait := steps.look(record.running)):
                 warn_of_wait(write_event, wait, partial(step_missing, wait, record.running))
+            # The peers of a failed rank stand still too, but do not hang.
             if not (record.hang or record.failures or signal.SIGKILL in record.signals):
                 still = monitor.stale(
                     index
                     for index in (group.alive if observed else ())
+                    # A stopped process cannot report itself, whether its session expects progress
+                    # or not.
                     if record.states[members[index].rank].watched or group.stopped(index)
                 )
                 silent = tuple(members[index].rank for index in still)
                 record.hang = _silence(silent, record) if silent else hang(record)
                 if record.hang:
+                    # All nodes' agents see a hang in their ranks' reports, each a moment later. The
+                    # first that ended its ranks would break the connections of the others, whose
+                    # ranks would fail by that.
                     agree = 0 if silent or not leave else TIMEOUTS.agree
                     record.hang_time = time.monotonic() + agree
             due = _enforce(group, record, members, config.stop_grace)
+            # SIGCHLD wakes the inbox at the end of a child, but not of what a child has left in its
+            # group: a leftover is looked at often. A single program has no observer to look at.
             pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if observed else _NEVER
             inbox.wait(min(due, pause))
+        # What has left the processes' groups, such as a daemon, is a child of the agent's by now.
         kill_children()
+        # Read at the very end: a rank may write its reason after the last look.
         record.reasons, record.states = _read_reasons(members), _look(members)
         return record
 
@@ -166,6 +181,7 @@ def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Att
     if time.monotonic() < record.launcher_time:
         return
     record.launcher_time = _NEVER
+    # A job of one process may start a launcher: that one starts all ranks once.
     alone = all(member.environ.get("WORLD_SIZE", "1") == "1" for member in members)
     if alone or any(report.ranks for report in record.states.values()):
         return
@@ -187,6 +203,7 @@ def _folder(stack: ExitStack) -> Path:
 
 def deadlines(record: Attempt, stop_grace: float) -> tuple[float, float]:
     """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
+    # The peers of a failed rank get time to fail by their broken connections, with reasons.
     failed = min((end.moment for end in record.failures.values()), default=_NEVER)
     failed += TIMEOUTS.peer_grace
     term = min(record.stop_time, record.leave_time, record.orphan_time, failed)
@@ -211,6 +228,8 @@ def stacks_due(record: Attempt, stop_grace: float) -> float:
     if record.hang:
         return record.hang_time
     term, kill = deadlines(record, stop_grace)
+    # SIGABRT ends the process, so a rank that writes its last checkpoint keeps most of its grace,
+    # and half of it where that is short.
     return max((term + kill) / 2, kill - TIMEOUTS.dump_grace)
 
 
@@ -245,10 +264,12 @@ def _cause(record: Attempt, stop: signal.Signals | None) -> Reason | None:
         default=None,
     )
     ended = min(record.stop_time, record.orphan_time, record.leave_time)
+    # A failure after the stop may be its consequence, unless the rank had reported it before.
     if cause and (cause.rank in record.early or record.failures[cause.rank].moment < ended):
         return cause
     if ended == _NEVER:
         return None
+    # All ranks that ended with 0 had finished their work, in spite of the stop.
     failed = record.unkillable or any(end.code for end in record.exits.values())
     if record.exits and not failed:
         return None
@@ -290,6 +311,7 @@ def _enforce(
     # A program that is not run by k8sjob's rank_main would answer SIGABRT by a core dump.
     dump = stacks_due(record, stop_grace) if any(m.error_file for m in members) else _NEVER
     now = time.monotonic()
+    # The last moment at which a reason cannot be an answer to a signal of the agent's.
     if now >= min(term, kill) and not record.signals:
         record.early = frozenset(_read_reasons(members))
     if now >= kill:
@@ -303,6 +325,7 @@ def _enforce(
         record.signals[signal.SIGABRT] = now
         group.show_stacks()  # faulthandler answers SIGABRT even in C code
         dump = _NEVER
+    # SIGTERM is not due any more, or does not matter to ranks that hang.
     requested = record.hang or signal.SIGTERM in record.signals
     return min([kill, dump] if requested else [term, kill]) - now
 
@@ -340,6 +363,7 @@ def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
         return replace(reason, rank=rank)
     if end.signal:
         try:
+            # Most real-time signals have no name.
             name = signal.Signals(end.signal).name
         except ValueError:
             name = f"signal {end.signal}"
@@ -356,6 +380,7 @@ def _look(members: Sequence[Member], group: WorkerGroup | None = None) -> dict[i
     reports = {member.rank: read_seen(seen_file(member.error_file)) for member in members}
     for index, member in enumerate(members):
         report = reports[member.rank]
+        # It was stopped while it waited: its report is old, and by now the others may wait for it.
         if group and report.waited and group.stopped(index):
             reports[member.rank] = replace(report, waited=0, stuck=False)
         elif group and index in group.busy():

@@ -97,9 +97,13 @@ def run_elastic(
             leave = rendezvous.is_out_of_date
             record = run_attempt(program(node), rendezvous.round - 1, config, inbox, leave=leave)
             reason = verdict(record, inbox.stop)
+            # Ranks that were asked to leave may have stopped with 0, so they are not known to be
+            # done.
             if reason is None and record.leave_time == float("inf"):
                 rendezvous.finish(inbox)
                 return None, True
+            # A process that cannot be killed keeps its GPU's memory and its ports from the next
+            # round, and a code below 128 means that no round can end better.
             stays = record.unkillable or (reason and not retryable(reason.exit_code))
             if inbox.stopping() or stays:
                 return reason, False
@@ -107,8 +111,11 @@ def run_elastic(
                 failures.count = losses = 0
             why = describe(reason) if reason else "stopped"
             log_line(f"{why}; the remaining nodes start again")
+            # A lost node costs the others no restart: it may happen as often as a spot machine is
+            # taken away.
             if reason and is_loss(reason, node):
                 losses += 1
+            # Ranks that leave for a newcomer end as stopped, which is no failure.
             elif reason and reason.exit_code != ExitCode.STOPPED:
                 if end := failures.add(reason, record):
                     return end
@@ -174,6 +181,7 @@ class _Rendezvous:
         if inbox.stopping():
             return None
         self.close()
+        # The rendezvous of torch blocks, and a signal must stop this node meanwhile.
         joining = in_thread(self._next, _THREAD)
         until = time.monotonic() + self._timeout + TIMEOUTS.connect
         while not joining.done():
@@ -203,6 +211,8 @@ class _Rendezvous:
             inbox.wait(TIMEOUTS.poll)
         self.close()
         if self._handler is not None and self._hosted is not None:
+            # This closes the rendezvous, by which a node that comes later learns that the job is
+            # over. It uses the store, which may not respond, so it has a limit.
             wait([in_thread(self._handler.shutdown, _THREAD)], TIMEOUTS.connect)
             inbox.sleep(TIMEOUTS.linger)
 
@@ -237,6 +247,7 @@ class _Rendezvous:
             except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
                 return None
             except api.RendezvousTimeoutError:
+                # Torch compares the times that the nodes write down as their last signs of life.
                 why = "not enough of them joined, or their clocks differ by more than a few seconds"
             except (api.RendezvousError, dist.DistError, OSError, RuntimeError) as error:
                 why = str(error.__cause__ or error).partition("\n")[0]

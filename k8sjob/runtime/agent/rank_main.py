@@ -67,10 +67,12 @@ _INTERRUPTED: Final = 128 + signal.SIGINT
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
+    # First of all: the agent may be killed at any moment, and its ranks must not outlive it.
     die_with_parent(signal.SIGKILL)
     if argv[0] == "--exec":
         _exec(argv[1:])
     enable_stacks(config.error_file())
+    # The observer runs before the script: the imports take many seconds, which the agent reports.
     env, hang_timeout = rank_or_none(), config.runtime_config().hang_timeout
     observer = Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
     observer.start()
@@ -111,6 +113,7 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         if error.code is None:
             return 0
+        # The kernel keeps eight bits, and Python exits with 1 for an object that is no number.
         return error.code & 0xFF if isinstance(error.code, int) else ExitCode.USER_ERROR
     if isinstance(error, KeyboardInterrupt):
         return _INTERRUPTED
@@ -164,6 +167,7 @@ def _asserted(error: BaseException) -> str:
 def where(error: BaseException) -> str:
     """The last frame in the user's code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
+        # The code that could not be compiled has no frame.
         return f"{with_user_paths(error.filename)}:{error.lineno}"
     last = raised_at(_user_traceback(error.__traceback__))
     return f"{with_user_paths(last.filename)}:{last.lineno}" if last else ""
@@ -209,10 +213,13 @@ def _leave(code: int) -> NoReturn:
     """Do what Python does at the end, except tearing down the interpreter."""
     try:
         if code:
+            # The peers wait for the end of a failed rank, so what the script left running gets no
+            # more than this. A rank that succeeded may take the time that its threads need.
             limit = threading.Timer(TIMEOUTS.exit, os._exit, [code])
             limit.daemon = True
             limit.start()
         else:
+            # Only here: after a failure peers may be lost, and nccl would wait for them.
             _destroy_group()
         # As Py_FinalizeEx does: it also wakes the idle workers of thread pools before it joins.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - no public form
@@ -221,8 +228,10 @@ def _leave(code: int) -> NoReturn:
         _show(error)
     finally:
         for stream in (sys.stdout, sys.stderr):
+            # A script may have closed a stream, or have put None in its place.
             with suppress(OSError, ValueError, AttributeError):
                 stream.flush()
+        # C code has buffers of its own, which os._exit does not write.
         ctypes.CDLL(None).fflush(None)
         os._exit(code)
 
@@ -261,6 +270,7 @@ def die_with_parent(by: signal.Signals) -> None:
 
     The parent may be gone before the kernel is asked; the lifeline shows that too.
     """
+    # The kernel goes by the parent's thread: the agent starts its ranks from the main thread.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
     end = config.take_lifeline()
@@ -274,6 +284,7 @@ def _watch_parent(end: int) -> None:
     with suppress(OSError):
         while os.read(end, 4096):
             pass
+    # The workers of its data loaders are in its group.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(128 + signal.SIGKILL)
@@ -330,6 +341,7 @@ def _set_path(first: str) -> None:
 def _run_file(path: str) -> None:
     path = _absolute(path)
     with io.open_code(path) as stream:
+        # Without dont_inherit this module's __future__ imports would apply to the script.
         code: CodeType = compile(stream.read(), path, "exec", dont_inherit=True)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     attributes = dict.fromkeys(["__cached__", "__spec__", "__package__"])

@@ -66,10 +66,12 @@ def run_agent(
             program, restart, config, inbox, leave=coordinator.leave, hang=coordinator.hang
         )
         reason = verdict(record, inbox.stop)
+        # Once more, by what the ranks reported last.
         coordinator.note(record)
         # A process that cannot be killed keeps its GPU's memory and its ports from another start.
         if inbox.stopping() or record.unkillable:
             return reason, False
+        # Asked before the exit code counts: it may know that a retryable failure will come again.
         last = coordinator.last(record, reason)
         if last is not None:
             return last, True
@@ -107,6 +109,7 @@ class RestartCount:
             reason = Reason.decode(body["reason"]) if "reason" in body else None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return  # there is none, or the script has written there
+        # The kubelet has started a new container, which is a restart too.
         self.restarts = restarts + 1
         # A container that was killed with its agent has left no reason: the kubelet has it.
         if reason and (final or self.restarts > max_restarts):
@@ -133,6 +136,8 @@ class RestartCount:
             draft = self._file.with_suffix(".new")
             with suppress(OSError):
                 draft.write_text(json.dumps({"restarts": self.restarts, **end}))
+                # The container may be killed at any moment, and the next one must find a whole
+                # count.
                 draft.replace(self._file)
 
 
@@ -184,6 +189,8 @@ class Coordinator:
         self._before: Reason | None = None
         self._depends = False
         self._stuck_since = _NEVER
+        # Over loopback both ends of each connection have one address, so none shows that two nodes
+        # are connected.
         self._out_of_reach = not roster.active or is_loopback(node.master_addr)
 
     def begin(self, restart: int) -> None:
@@ -206,6 +213,8 @@ class Coordinator:
 
     def _leave(self, record: Attempt) -> float | None:
         self.note(record)
+        # After a lost peer or a hang, ranks without a group wait in the rendezvous for all the
+        # others, and a node that is done does not come to it.
         waits = self._depends and not self._spans(record)
         return TIMEOUTS.kill_grace if waits and self._roster.done() else None
 
@@ -231,6 +240,8 @@ class Coordinator:
         self._stuck_since = min(self._stuck_since, time.monotonic())
         if (ranks := encode_ranks(record.running)) != state.ranks:
             self._roster.report(ranks=ranks)
+        # The culprit may be a rank of a node that has not reported. A node out of reach is not
+        # waited for without end.
         complete = len(reports) == self._node.nnodes - 1 or not self._roster.active
         if not complete and time.monotonic() - self._stuck_since < TIMEOUTS.answer:
             return None
@@ -241,6 +252,7 @@ class Coordinator:
 
         `reason` is why the start has ended; None: all processes ended with 0.
         """
+        # The agent has ended ranks that waited in vain; the failure before that is why they did.
         if record.leave_time < _NEVER:
             reason = self._before
         if reason is None or reason.exit_code < 128:
@@ -267,6 +279,7 @@ class Coordinator:
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
         if reason.means(ExitCode.PEER_LOST) or reason.means(ExitCode.HUNG):
             self._depends = True
+            # A rank that ended with 0 after a signal of the agent's had not finished by itself.
             first_signal = min(record.signals.values(), default=_NEVER)
             done += [
                 r for r, end in record.exits.items() if not end.code and end.moment < first_signal
@@ -315,6 +328,7 @@ class Coordinator:
             waited = time.monotonic() - began
             late = self._late()
             reporting = {state.node for state in self._roster.others()}
+            # A node that never reported may be out of reach, and have ended long ago.
             patience = TIMEOUTS.others if reporting & set(late) else TIMEOUTS.unknown
             if not late or waited > patience:
                 break
@@ -400,6 +414,7 @@ def _connections() -> Iterator[tuple[_Address, _Address]]:
         with suppress(OSError):
             for line in Path(name).read_text().splitlines()[1:]:
                 local, remote, state = line.split()[1:4]
+                # ESTABLISHED. Addresses are only compared, so they need not be decoded.
                 if state == "01":
                     yield _address(local), _address(remote)
 

@@ -182,6 +182,8 @@ class Roster:
             raise ValueError("the call is from another group")
         state = NodeState.decode(body["state"], self._node.nnodes)
         with self._lock:
+            # Node 0 is in a new container if the others count further. Nobody else speaks for node
+            # 0.
             if state.node and state.node not in self._table:
                 self.joined = max(self.joined, state.restarts)
             if state.node:
@@ -194,6 +196,7 @@ class Roster:
     def _signed(self, content: str, call: bytes = b"") -> bytes:
         """A line; with the call, if it is an answer to that."""
         body = content.encode() + b"\n"
+        # An answer covers the call, so that an earlier answer cannot be sent again in its place.
         return hmac.digest(self._key, call + body, "sha256").hex().encode() + b" " + body
 
     def _content(self, line: bytes, call: bytes = b"", address: str = "") -> str:
@@ -219,6 +222,8 @@ class Roster:
     def _call_repeatedly(self) -> None:
         first = True
         while not self._closed.is_set():
+            # Before the state is read: what changes during the call makes the next one come at
+            # once.
             self._changed.clear()
             with suppress(OSError, *_INVALID):
                 self._call(first=first)
@@ -248,6 +253,7 @@ class _Server(socketserver.ThreadingTCPServer):
     roster: Roster
 
     def __init__(self) -> None:
+        # TCPServer listens on one version of IP; _listen replaces its socket by one for both.
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self._calls = deque[Any]()
 
@@ -260,6 +266,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
+    # The base class sets this for each connection.
     timeout = TIMEOUTS.connect
 
     def handle(self) -> None:

@@ -114,8 +114,10 @@ class WorkerGroup:
                 if status is None:
                     continue
                 self.exits[index] = _exit(status)
+                # What the process has left in its group gets leftover_grace to end.
                 _signal_group(pid, signal.SIGTERM)
             self._release(index, pid)
+        # A look at any child would find the zombie that is kept first, each time.
         if not self.lingering:
             _reap(own_children=self._held.values())
 
@@ -130,6 +132,7 @@ class WorkerGroup:
         if passed >= TIMEOUTS.busy:
             before, self._cpu, self._looked = self._cpu, Counter(), self._looked + passed
             for _, fields in _stats():  # with the children that have ended, in ticks
+                # By session, of which each rank is the leader: its children stay in it.
                 self._cpu[int(fields[3])] += sum(map(int, fields[11:15]))
             enough = _BUSY * passed * os.sysconf("SC_CLK_TCK")
             self._busy = frozenset(
@@ -156,6 +159,7 @@ class WorkerGroup:
         pid = self._held[index]
         threads = [(thread, fields[0].decode()) for thread, fields in _stats(f"{pid}/task/*")]
         place = ""
+        # SIGKILL waits for a thread in state D, which sleeps in the kernel without interruption.
         for thread, state in sorted(threads, key=lambda pair: pair[1] != "D")[:1]:
             place = f" in state {state}"
             with suppress(OSError):
@@ -189,6 +193,7 @@ class WorkerGroup:
     def _release(self, index: int, pid: int) -> None:
         """Reap an ended process once its group is empty; after the grace, empty it."""
         group = str(pid).encode()
+        # The leader itself is a zombie in its group.
         if any(stat[2] == group and stat[0] not in {b"Z", b"X"} for _, stat in _stats()):
             if time.monotonic() < self.exits[index].moment + TIMEOUTS.leftover_grace:
                 return
@@ -281,6 +286,7 @@ def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
     """The processes' state, parent, group and so on, from /proc; nothing outside Linux."""
     for entry in Path("/proc").glob(pid):  # "*/stat" fails if a process ends meanwhile
         with suppress(OSError):  # it has ended meanwhile
+            # The name in parentheses may hold anything, spaces and parentheses included.
             yield int(entry.name), (entry / "stat").read_bytes().rpartition(b")")[2].split()
 
 

@@ -35,6 +35,7 @@ def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     """
     text = environ.get(contract.CONFIG_ENV)
     config = RuntimeConfig() if text is None else _decode(text)
+    # On a machine without mounts the folder has another path; an empty one turns checkpoints off.
     override = environ.get(contract.CHECKPOINT_DIR_ENV)
     return config if override is None else replace(config, checkpoint_dir=override or None)
 
@@ -89,6 +90,7 @@ def restarts_file() -> Path | None:
     named = os.environ.get(contract.TERMINATION_LOG_ENV)
     if named:
         return Path(f"{named}.restarts")
+    # Outside a pod the file would count the starts of jobs that have nothing to do with each other.
     if not Path(contract.TERMINATION_LOG).exists() or not os.access(_SHARED, os.W_OK):
         return None
     return _SHARED / f"k8sjob-restarts-{socket.gethostname()}.json"
@@ -178,6 +180,7 @@ def _wanted(key: str, value: Any) -> str:
         good, expected = value == "epoch", '"epoch" or a number of steps'
         good = good or (type(value) is int and value > 0)
     elif isinstance(default, int | float):
+        # bool is a subclass of int, so its type is compared; JSON may write 30.0 as 30.
         good, expected = type(value) in {int, type(default)}, "a number of at least 0"
         good = good and 0 <= value < float("inf")
     elif isinstance(default, dict):

@@ -141,6 +141,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     Raises:
         EnvError: the variables contradict each other.
     """
+    # With a Master the operator gives RANK, and the number of nodes does not change.
     if not is_elastic(environ) or "RANK" in environ or "PET_NODE_RANK" in environ:
         return None
     low, high = _bounds(environ)
@@ -160,6 +161,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     return ElasticEnv(
         host=host,
         port=int(port),
+        # The endpoint may be a short name or a full one, as may the machine's.
         hosts=hostname.partition(".")[0] == host.partition(".")[0],
         run_id=environ.get("PET_RDZV_ID") or "k8sjob",
         min_nodes=low,
@@ -297,6 +299,7 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
             )
         return fixed or 1
     world = _number(environ, "WORLD_SIZE", 1, minimum=1)
+    # WORLD_SIZE counts processes even where RANK counts nodes: both are the operator's.
     if world % nproc or (fixed is not None and world != fixed * nproc):
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES', 'PET_NPROC_PER_NODE')}: WORLD_SIZE must "

@@ -136,6 +136,7 @@ def peer_loss(error: BaseException) -> str | None:
         The message without torch's source lines and general advice; None: no rank went away.
     """
     for _, link in linked(error):
+        # The runtime's own error has named the ranks already.
         if isinstance(link, PeerLost):
             return str(link)
         if _matches(link):
@@ -165,6 +166,7 @@ def lateness(error: BaseException) -> str | None:
 
 def _core_message(error: BaseException) -> str:
     first = message_of(error).partition("\n")[0]
+    # Gloo begins with the place in its source, and torch ends with advice about other causes.
     text = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
     return text.partition(". This is typically")[0].partition(" (this error originated")[0]
 

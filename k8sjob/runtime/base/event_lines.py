@@ -80,6 +80,7 @@ class Reporter:
         if not self._active:
             return
         plain = {key: _plain(value) for key, value in data.items()}
+        # No Pod shows that processes were started again within their container.
         if kind is EventKind.PROGRESS and self._restart:
             plain["restart"] = self._restart
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
@@ -137,6 +138,7 @@ _NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "rest
 def _plain(value: Any) -> Any:
     """A number that JSON has, for tensors and NumPy's scalars; everything else as it is."""
     if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        # The host waits for the device here: only the rank that writes does, when it writes.
         return value.item()
     return value
 

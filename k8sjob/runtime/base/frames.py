@@ -111,6 +111,7 @@ def stacks() -> str:
 
     Reads no file: the disk may be what a thread waits for.
     """
+    # A thread that threading did not start has a number instead of a name.
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     threads_in_words = []
     for ident, top in sys._current_frames().items():  # noqa: SLF001 - as above
@@ -135,6 +136,7 @@ def fatal_place(dump: str) -> str:
 
     Where a thread without Python frames failed, it is the main thread's place, the last of all.
     """
+    # faulthandler marks the thread that failed, and lists the main thread last.
     _, marker, after = dump.rpartition("Current thread ")
     threads = (after if marker else dump).split(" (most recent call first):\n")
     if len(threads) < 2:
@@ -153,6 +155,7 @@ def aborted_beside_collective(dump: str) -> bool:
 def _is_of_k8sjob(block: str) -> bool:
     files = re.findall(r'^  File "([^"]+)"', block, re.MULTILINE)
     ours = any(file.startswith(RUNTIME) for file in files) and not any(map(_is_users, files))
+    # Any thread but the main one begins in _bootstrap of threading.
     return ours and block.rstrip().endswith(" in _bootstrap")
 
 
@@ -196,6 +199,7 @@ def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
 
 def _is_users(file: str) -> bool:
     """Whether the code of a file belongs neither to Python, nor to a package, nor to k8sjob."""
+    # "<string>" and "<frozen importlib>" are no files.
     if file.startswith((*_libraries(), RUNTIME, "<")):
         return False
     return not any(folder in file for folder in _PACKAGES)
@@ -204,5 +208,6 @@ def _is_users(file: str) -> bool:
 @cache
 def _libraries() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
+    # A virtual environment's folders may be links, and frames have either path.
     places = {sysconfig.get_path(name) for name in names}
     return tuple(place + os.sep for place in {*places, *map(os.path.realpath, places)})

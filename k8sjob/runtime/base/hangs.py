@@ -55,6 +55,7 @@ def culprits(beats: Mapping[int, Beat | None], *, by_step: bool = True) -> tuple
     ranks that do not wait for others; of several those that are behind, where the steps of ranks
     can be compared. A rank that never published a beat has None.
     """
+    # Only an answer shows that a rank still runs Python.
     silent = [rank for rank, beat in beats.items() if beat is None or not beat.answered]
     present = {rank: beat for rank, beat in beats.items() if beat is not None}
     behind = min((beat.step for beat in present.values()), default=0)
@@ -133,6 +134,8 @@ def hang_of(ranks: Mapping[int, Seen]) -> Reason | None:
         ranks: by rank, the state of all ranks that still run.
     """
     late = min((rank for rank, state in ranks.items() if state.stuck), default=None)
+    # Where a rank still steps, the group works: the others wait for something else, such as rank
+    # 0's evaluation.
     if late is None or any(state.steps_on for state in ranks.values()):
         return None
     beats = {
@@ -187,4 +190,5 @@ def decode_ranks(text: str) -> dict[int, Seen]:
         kinds = [type(default) for default in asdict(Seen()).values()]
         if all([*map(type, asdict(state).values())] == kinds for state in states.values()):
             return states
+    # Nothing is known of ranks whose agent has another version.
     return {}

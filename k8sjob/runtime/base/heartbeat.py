@@ -139,9 +139,11 @@ class Observer:
         torch = sys.modules.get("torch")
         # importlib's own mark of a module that is not complete yet; it has no public form.
         importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
+        # The hook is global, for optimizers that are made later too.
         if torch and not self._counting:
             self._count_steps()
         waited, stuck = self._stall.look(self._steps)
+        # A script may destroy its group before its end: it had formed one all the same.
         self._largest = max(self._largest, self._ranks())
         return Seen(
             runs=True,
@@ -169,6 +171,7 @@ class Observer:
         with suppress(Exception):  # the group may be destroyed at this moment
             if initialized():
                 return int(c10d.get_world_size())
+        # torch sets this when it makes a group, and does not reset it when the group is destroyed.
         if getattr(c10d, "_default_pg_init_method", None) is None:
             return 0
         return self._largest or world_size_or(self._world_size)
@@ -221,6 +224,8 @@ class StallClock:
             before, self._ran = self._ran, time.clock_gettime_ns(self._clock)
             place = place_of_thread(self._thread)
             self.where = place.where
+            # Three signs: no CPU time since the last look, a frame of a collective, and nothing of
+            # this process's own that it waits for.
             blocked = self._ran == before and place.waits and _needs_others(self._thread)
         self._waited = self._waited + passed if blocked else 0.0
         over = bool(self._limit) and self._waited >= self._limit
@@ -252,6 +257,7 @@ class HeartbeatMonitor:
             file, mtime = self._files[index], 0
             with suppress(OSError):
                 mtime = file.stat().st_mtime_ns if file else 0
+            # Only a change counts, not the time that the file system gives it.
             mark = before.get(index, (-1, now))
             self._seen[index] = mark if mark[0] == mtime else (mtime, now)
         return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
@@ -306,6 +312,8 @@ def _own_timeout() -> float:
             for device in group._device_types:  # noqa: SLF001 - likewise
                 backend = group._get_backend(device)  # noqa: SLF001 - likewise
                 timeout = backend.options._timeout  # noqa: SLF001 - likewise
+                # A longer timeout was chosen for a wait that the script knows; torch's own says
+                # nothing.
                 if timeout > c10d._get_default_timeout(backend.name()):  # noqa: SLF001 - likewise
                     timeouts.append(timeout.total_seconds())
     return max(timeouts)

@@ -48,6 +48,7 @@ class LongWaits:
         seconds = time.monotonic() - since
         if self._begun and since > self._begun:
             seconds, self._begun = since - self._begun, 0.0
+            # A wait that returns in each epoch is part of the script.
             self._minimum = max(self._minimum, 2 * seconds)
             return {"seconds": round(seconds), "over": True}
         if self._begun or seconds < self._minimum:
@@ -76,6 +77,7 @@ class StepClock:
             stepped = stepped or state.step > before
             self._steps[rank] = max(state.step, before)
         begun = max(self._steps.values(), default=-1) >= 0 or any(r.waited for r in ranks.values())
+        # The agents of other nodes would report the same wait.
         located = begun and 0 in ranks and ranks[0].where
         if stepped or not (located or self._waits.reported):
             self._since = time.monotonic()

@@ -61,6 +61,7 @@ class Inbox:
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
+        # A handler alone would not end select(): Python calls it again after a signal (PEP 475).
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             self._handlers[number] = signal.signal(number, self._on_signal)
@@ -85,6 +86,7 @@ class Inbox:
         limit = None if seconds == float("inf") else max(0.0, seconds)
         ready, _, _ = select.select(ends, [], [], limit)
         with suppress(BlockingIOError):
+            # Each signal has put a byte there.
             while os.read(self._pipe[0], 4096):
                 pass
         if self._lifeline in ready:
@@ -101,11 +103,13 @@ class Inbox:
         try:
             data = os.read(end, 4096)
         except OSError:
+            # A descriptor that cannot be read tells of no parent either.
             data = b""
         if not data:
             self.orphan_time = time.monotonic()
             self._lifeline = None
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        # The first signal counts: a second SIGTERM does not prolong the grace.
         if number != signal.SIGCHLD and self.stop is None:
             self.stop, self.stop_time = signal.Signals(number), time.monotonic()

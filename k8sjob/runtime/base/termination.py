@@ -24,6 +24,7 @@ def write_reason(reason: Reason, file: Path | None) -> None:
     """Write to config.error_file() why this process ends; its first reason counts."""
     if file is None:
         return
+    # The agent may read at any moment, so the file appears whole.
     draft = file.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         draft.write_text(reason.encode())
@@ -90,6 +91,7 @@ def is_first(file: Path | None, text: str) -> bool:
         return True
     name = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     try:
+        # Creating the file decides between ranks that fail at the same moment.
         (file.parent / f"shown-{name}").touch(exist_ok=False)
     except FileExistsError:
         return False

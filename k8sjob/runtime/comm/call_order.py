@@ -102,6 +102,8 @@ class CallOrder:
         """
         before = self._last.what
         call = self.note(name, detail)
+        # Shapes may differ in each step. All ranks forget at the same call, so that they still
+        # agree.
         if len(self._seen) >= _MAX_KINDS:
             self._seen.clear()
         kind = before, call.what
@@ -119,6 +121,7 @@ class CallOrder:
             # A store's client serves one thread at a time, and the other threads have theirs.
             self._store = self._group.rendezvous.again()
         key = f"calls/{self._first}/{call.number}"
+        # Ranks at another call count under another key, and neither number becomes the world size.
         arrivals = f"{key}/{'/'.join(call.what)}"
         with self._group.waiting():
             if self._store.add(arrivals, 1) == world:
@@ -141,11 +144,14 @@ class CallOrder:
                     f"not all ranks reached {name} within {self._timeout:g} s", late=True
                 )
             if waited > look:
+                # To look costs a request for each rank, so it is done ever more rarely.
                 look *= 2
                 message = disagreement(self._rank, call, self._published(store))
+                # All may have come while their calls were read.
                 if message and not store.check([key]):
                     raise CallOrderError(message)
             time.sleep(pause)
+            # The first pauses are short: ranks in step come within a fraction of a millisecond.
             pause = min(pause * 1.5, TIMEOUTS.poll)
 
     def publish(self, store: Store) -> None:

@@ -71,6 +71,7 @@ class Mesh:
     def new_group(self) -> Any:
         """One more process group of the ranks along model; all ranks of the job call it."""
         world = torch.arange(self.group.world_size).view(self.data_size, self.model_size)
+        # Torch requires that all ranks make all groups, those of others included.
         return [dist.new_group(line.tolist()) for line in world][self.data_rank]
 
     def average(self, tensors: list[Tensor]) -> None:
@@ -80,6 +81,7 @@ class Mesh:
             return
         for kind in dict.fromkeys(tensor.dtype for tensor in tensors):  # equally on all ranks
             same = [tensor for tensor in tensors if tensor.dtype == kind]
+            # Each message has a fixed cost, which is larger than that of most buffers.
             flat = torch.cat([tensor.flatten() for tensor in same])
             dist.all_reduce(flat, group=ranks)
             flat /= self.data_size

@@ -111,6 +111,7 @@ class Group:
         self.rank, self.world_size = env.rank, env.world_size
         self.backend, self.device, self.rendezvous = backend, device, joined
         self.on_phase: Callable[[str], None] = lambda _phase: None
+        # Only nccl reads a GPU's memory; for the others a copy on the CPU is sent.
         self._transport = device if backend == "nccl" else torch.device("cpu")
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
@@ -165,6 +166,7 @@ class Group:
         flat = tensor.detach().to(self._transport)
         flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
         lengths = [int(length) for (length,) in self.table([flat.shape[0]])]
+        # Backends gather tensors of one shape only.
         padded = flat.new_zeros((max(lengths), *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
         receives = to in {None, self.rank}
@@ -267,6 +269,7 @@ def open_group(
     device = torch.device("cpu") if serves or on_cpu else local_device(env)
     proposed = backend_for(None if serves else config.backend, device)
     timeout = timedelta(seconds=config.collective_timeout)
+    # All ranks are on this machine, and nobody else is to reach their ports.
     if is_loopback(env.master_addr):
         stay_on_loopback("GLOO_SOCKET_IFNAME")
     if env.world_size == 1:
@@ -282,6 +285,7 @@ def open_group(
         on_wait=on_wait,
     )
     on_joined(joined)
+    # Another rank has no GPU, or shares one.
     if proposed == "nccl" and joined.backend != "nccl":
         device = torch.device("cpu")
     if serves:
@@ -291,10 +295,14 @@ def open_group(
         torch.cuda.set_device(device)
     dist.init_process_group(
         joined.backend,
+        # A client of its own, since torch uses it from other threads; a prefix, since torch chooses
+        # names.
         store=PrefixStore("group", joined.again()),
         rank=trainer.rank,
         world_size=trainer.world_size,
         timeout=timeout,
+        # With it torch makes nccl's communicator now: an error in that is not met in the first
+        # step.
         device_id=device if joined.backend == "nccl" else None,
     )
     return Group(trainer, joined.backend, device, joined)

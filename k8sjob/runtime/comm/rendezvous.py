@@ -103,8 +103,11 @@ def rendezvous(
 
 def _enter(store: Store, info: RankInfo) -> None:
     """Set this rank's key."""
+    # The result is published when all ranks are here, or at the deadline: this rank is late.
     if store.check([_GO]):
         store.set(NOTE, f"rank {info.rank} was started again")
+        # The ranks of that group fail by the note, their store ends, and a new one comes in its
+        # place.
         raise _TryAgainError("an earlier group is still running there, without this rank")
     store.set(f"here/{info.rank}", json.dumps(asdict(info)))
 
@@ -117,6 +120,7 @@ def _result(store: Store, rank: int, deadline: float) -> tuple[str, str]:
             raise PeerLost("rank 0 joined but never reported that all ranks had", (0,))
         time.sleep(TIMEOUTS.poll)
     result = json.loads(store.get(_GO))
+    # Rank 0 hosts the store, and leaves a failed rendezvous when all have read why.
     if rank != 0:
         store.set(f"heard/{rank}", "")
     if result.get("error"):

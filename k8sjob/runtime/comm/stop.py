@@ -71,6 +71,7 @@ class StopCoordinator:
 
     def request(self, reason: str) -> None:
         """Request that all ranks stop at a common point; a signal handler may call this."""
+        # Nothing but a name is set: a handler must not use the store's client, nor take a lock.
         self._requested = self._requested or reason
 
     def passes(self) -> bool:
@@ -81,6 +82,7 @@ class StopCoordinator:
         Raises:
             PeerLost: the ranks could not agree.
         """
+        # _hold takes it too: a point is passed before the number is published, or waits.
         with self._lock:
             if self._world == 1:
                 self.reason = self._requested
@@ -169,6 +171,7 @@ class StopCoordinator:
                 store.set(_STOP, self._requested)
             if time.monotonic() < next_look:
                 continue
+            # A request needs no hurry, and each look is a request to the store from every rank.
             next_look = time.monotonic() + TIMEOUTS.look
             if store.check([NOTE]):
                 self._lose(PeerLost(store.get(NOTE).decode()))
@@ -177,6 +180,7 @@ class StopCoordinator:
                 self._hold(store)
             if self._held and self._last is None:
                 next_look = 0.0
+                # All ranks stand still until they agree, so the next look comes at once.
                 self._agree(store)
 
     def _lose(self, lost: PeerLost) -> None:
@@ -184,6 +188,7 @@ class StopCoordinator:
         self._on_loss(lost)
 
     def _exit(self, lost: PeerLost) -> None:
+        # The main thread's own error has a traceback, and ends the session by itself.
         if self.closed.wait(TIMEOUTS.loss_grace):
             return
         reason = Reason(
@@ -200,6 +205,7 @@ class StopCoordinator:
     def _hold(self, store: Store) -> None:
         """Let this rank pass no further point without an agreement."""
         self.reason = store.get(_STOP).decode()
+        # From here on _passed changes by the agreement alone, so the number that follows is final.
         with self._lock:
             self._held = True
         store.set(f"at/{self._rank}", str(self._passed))
@@ -207,5 +213,6 @@ class StopCoordinator:
     def _agree(self, store: Store) -> None:
         keys = [f"at/{rank}" for rank in range(self._world)]
         if store.check(keys):
+            # The rank that is furthest ahead cannot go back, so the others come up to it.
             self._last = max(int(store.get(key)) for key in keys)
             self._agreed.set()

@@ -101,6 +101,7 @@ class Watchdog:
         self._reporter = reporter if env.rank == self._ranks[0] else None
         self._long_waits = LongWaits(timeout)
         self._idle = START
+        # Replaced as a whole, so that the threads read it without a lock.
         self._last = (START, 0, time.monotonic())
         self._waits = (self._last[2], self._last[2])  # the ends of the last two
         self._watching = False
@@ -146,6 +147,7 @@ class Watchdog:
         now = time.monotonic()
         if self._last[0] == SYNC:
             self._waits = (self._waits[1], now)
+        # What a script does before and after its training is its own affair.
         if not self._watching and phase != SYNC:
             phase = self._idle
         self._last = (phase, step, now)
@@ -173,6 +175,7 @@ class Watchdog:
         if self._timeout <= 0 or self._store is None or self._closed.is_set():
             return None
         self._waited = frames.failed_at(error)
+        # A connection broke, and no rank has raised an alarm: the peer died.
         if not late and not self._has_alarm():
             return None
         if not self._raise_alarm(message, by_main=True):
@@ -202,6 +205,7 @@ class Watchdog:
             age = time.monotonic() - since
             if self._watching and age > self._timeout:
                 self._raise_alarm("")
+            # Outside of the training only waits for other ranks are watched.
             elif self._store and not self._watching and phase == SYNC and age > self._patience:
                 self._raise_alarm(f"the others have waited {age:.0f} s")
             elif self._store is None:
@@ -237,6 +241,7 @@ class Watchdog:
             message = f"no progress for {age:.0f} s: {text}"
         kind = Hung.__name__ if self._message else "Hang"
         hang = hangs.reason(self._beats, guilty, message, rank=self._rank, kind=kind)
+        # Before the stacks: the log may be full or closed, and not take them.
         write_reason(hang, self._error_file)
         # One piece, with the rank on each line.
         sys.stderr.write(by_rank(self._rank, f"k8sjob: {message}\n{frames.stacks()}"))
@@ -253,6 +258,7 @@ class Watchdog:
         if self._store is None:
             self._beats = {self._rank: self._seen()}
             return (self._rank,), explain(self._beats, (self._rank,))
+        # The other thread reads the beats, since the store may never answer.
         if not self._informed.wait(2 * self._settle):
             return (0,), "the store does not respond; rank 0, its host, is stopped or unreachable"
         guilty = culprits(self._beats)
