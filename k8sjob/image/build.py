@@ -93,6 +93,7 @@ def build(
         base = read_base(below, platform or image.platform)
         if not dependencies:
             return Built(base.pinned, None, base.pinned, base.platform, "", None)
+        # By the base's digest: after an update of its tag the dependencies are built again.
         place = Repository(target.client, dependencies.place(repository, base.manifest.digest))
         result = partial(
             Built,
@@ -112,6 +113,8 @@ def build(
         chosen.build(
             BuildRequest(image, dependencies, base, below, place, cached, say, progress, zstd)
         )
+        # Read back from the registry: buildx has pushed the image itself, and its digest is known
+        # there alone.
         pushed = read_base(place, base.platform)
     if pushed.diff_ids[: len(base.diff_ids)] != base.diff_ids:
         raise ImageError(

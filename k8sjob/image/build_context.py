@@ -88,6 +88,7 @@ def read_context(folder: Path) -> Context:
     walk = _Walk(folder)
     files = {file.name: file for file in walk.below(os.fsencode(folder), "")}
     packed = [file for file in files.values() if not file.is_folder]
+    # Folders without a file in them are left out, as git leaves them out.
     parents = {parent for file in packed for parent in _parents(file.name)}
     size = sum(file.state.st_size for file in packed if not file.is_link)
     if size > LARGEST:
@@ -95,6 +96,7 @@ def read_context(folder: Path) -> Context:
             f"{folder}: {shown_size(size)} is too much for an image (at most"
             f" {shown_size(LARGEST)}); {_advice(packed)}"
         )
+    # By the bytes of their UTF-8: a folder comes before what is in it.
     names = sorted([*parents, *(file.name for file in packed)], key=str.encode)
     return Context(tuple(files[name] for name in names), size, tuple(sorted(walk.private)))
 
@@ -137,6 +139,7 @@ class _Walk:
     def below(self, folder: bytes, base: str) -> Iterator[File]:
         """All that is kept under a folder, and the folders on the way."""
         for file in _files(folder, base):
+            # What `render -d` writes here must not change the digest of the code.
             if base == "" and file.name in MADE_HERE:
                 continue
             if file.is_folder:
@@ -148,6 +151,7 @@ class _Walk:
 
     def _is_hidden(self, name: str) -> bool:
         """Whether a folder is left out with all that is in it."""
+        # Noted only where the user's own patterns do not leave it out anyway.
         if self._private(name) and not self._own(name) and self._decided.hides(name):
             self._note(f"{name}/")
             return True
@@ -166,6 +170,7 @@ class _Walk:
 
     def _is_content(self, file: File) -> bool:
         """Whether an image can hold it; builds pass over what is neither file nor link, too."""
+        # Sockets, FIFOs and devices.
         if not (file.is_link or stat.S_ISREG(file.state.st_mode)):
             return False
         try:
@@ -186,6 +191,8 @@ def _files(folder: bytes, base: str) -> list[File]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                # Not by the locale's encoding: under LC_ALL=POSIX a name would be another one, and
+                # so the digest.
                 name = base + entry.name.decode("utf-8", "surrogateescape")
                 files.append(File(name, entry.path, entry.stat(follow_symlinks=False)))
     except OSError as error:

@@ -77,6 +77,7 @@ class Dependencies:
 
     def key(self, base: str) -> str:
         """64 hexadecimal digits that change when anything changes; base: its manifest's digest."""
+        # The order of packages counts, too: it is that of the commands in the Dockerfile.
         content = [_KEY_VERSION, base, self.apt, self.pip, self.requirements, self.index_url]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -99,6 +100,7 @@ class Dependencies:
         `--no-binary` and `-e` take precedence over uv's own `--only-binary`.
         """
         for place, line in self._located_lines():
+            # Hashes follow the version as options do, and are harmless.
             plain = _HASH.sub("", line)
             if not (_OPTION if plain.startswith("-") else _REQUIREMENT).fullmatch(plain):
                 return (
@@ -129,6 +131,7 @@ def _requirements(path: Path) -> str:
                 f"{shown} refers to another file, which is not available where packages are"
                 " installed; copy its contents into this file"
             )
+        # pip and uv expand ${NAME} in requirements.
         if "$" in line:
             raise ImageError(
                 f"{shown} has a '$', which would send variables of the environment, passwords"

@@ -137,6 +137,7 @@ def read_inventory(
         layer_scan = scan_layer(content, where, note)
         with lock:
             characters += layer_scan.size
+        # Each layer has a limit of its own, and an image may have many.
         if characters > _MAX_KEPT:
             raise ImageError(
                 f"{where}: its {len(layers)} layers have more names and metadata than any Python"
@@ -159,6 +160,7 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
         tree.add(layer)
     variables = environment(base.config)
     name = str(base.reference)
+    # The `python` that a container's command would find, which may be conda's or a venv's.
     python = _python(tree, variables.get("PATH") or DEFAULT_PATH)
     if python is None:
         raise ImageError(
@@ -179,6 +181,7 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
             " use another base, or build with --builder buildah"
         )
     paths = variables.get("PYTHONPATH", "").split(":")
+    # What an earlier build has put on the base is part of it, and is not installed again.
     folders = [*sites, DEPS_HOME, *(path.strip("/") for path in paths)]
     return Inventory(
         image=name,
@@ -207,10 +210,13 @@ class _Tree:
     def add(self, layer: LayerScan) -> None:
         """Put a layer on top."""
         hidden = set(layer.hidden)
+        # Whiteouts are for the layers below, never for files of their own layer, so they come
+        # first.
         for paths in (self.links, self.marks) if hidden else ():
             for path in [each for each in paths if _is_hidden(each, hidden)]:
                 del paths[path]
         for path, target in layer.links.items():
+            # A link in place of a file below, or a file in place of a link.
             self.marks.pop(path, None)
             self.links[path] = target
         for path, text in layer.marks.items():
@@ -220,6 +226,7 @@ class _Tree:
     def resolve(self, path: str) -> str:
         """A path with all links on its way followed; unchanged where they form a loop."""
         done, steps = "", posixpath.normpath(path).strip("/").split("/")
+        # As many links as Linux follows before ELOOP.
         for _ in range(_MAX_LINKS):
             while steps:
                 step = posixpath.normpath(posixpath.join(done, steps.pop(0))).lstrip("/")
@@ -239,6 +246,7 @@ def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
         for folder in path.split(":"):
             called = posixpath.join("/", folder, name)
             real = tree.resolve(called)
+            # The name may be that of a program which only starts one of several interpreters.
             is_python = real in tree.marks and posixpath.basename(real).startswith("python")
             if is_python and called.isprintable():  # messages name it
                 return called, real
@@ -248,8 +256,11 @@ def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
 def _version_and_sites(tree: _Tree, called: str, real: str) -> tuple[str, list[str]] | None:
     """An interpreter's version, and where it searches packages; None: the version is unknown."""
     prefix = posixpath.dirname(posixpath.dirname(real))
+    # In a venv bin/python is a link to the system's Python; pyvenv.cfg is beside the folder of the
+    # link.
     venv = posixpath.dirname(tree.resolve(posixpath.dirname(called)))
     config = tree.marks.get(f"{venv}/pyvenv.cfg")
+    # The name of the real file has it (python3.12), or the venv says it.
     version = _VERSION.search(real) or _VENV_VERSION.search(config or "")
     if version is None:
         return None
@@ -276,6 +287,7 @@ def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
     if versions:
         major, minor = versions[0].split(".")
         return int(major), int(minor)
+    # Alpine.
     if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
         return None
     raise ImageError(
@@ -288,6 +300,7 @@ def _distributions(tree: _Tree, folders: Iterable[str]) -> Iterator[tuple[str, s
     places = {tree.resolve(folder) for folder in folders}
     for path, text in tree.marks.items():
         folder, _, info = path.rpartition("/")
+        # .egg-info of distutils is a file; all others are folders with a file in them.
         if info in {"METADATA", "PKG-INFO"}:
             folder = folder.rpartition("/")[0]
         name = _NAME.search(text)
@@ -327,6 +340,7 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
     """
     cached = cache_folder() / "layers" / f"{content.digest.replace(':', '-')}.json"
     with suppress(OSError, ValueError, TypeError):
+        # A digest names the same bytes for ever, so the cache is never out of date.
         layer_scan = LayerScan(**json.loads(cached.read_bytes()))
         note(content.size)
         return layer_scan
@@ -391,6 +405,7 @@ class _TarInfo(tarfile.TarInfo):
 
 def _scan_archive(stream: io.RawIOBase, where: str, layer_scan: LayerScan) -> None:
     raw = io.BufferedReader(stream, BLOCK)
+    # By its first bytes, whatever the media type says.
     start = raw.peek(4)[:4]
     opened: IO[bytes] = raw
     if start[:2] == b"\x1f\x8b":
@@ -398,6 +413,7 @@ def _scan_archive(stream: io.RawIOBase, where: str, layer_scan: LayerScan) -> No
     elif start == ZSTD_MAGIC:
         opened = zstd_reader(raw, where)
     characters = 0
+    # "r|" reads forwards only, as the stream is.
     with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_TarInfo) as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
@@ -417,6 +433,7 @@ def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, layer_scan: 
         layer_scan.hidden.append(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
     elif member.issym():
         layer_scan.links[path] = member.linkname
+    # A hard link has no content of its own; its target is in the same layer.
     elif member.islnk():
         same = posixpath.normpath(member.linkname).lstrip("/")
         if same in layer_scan.marks or _PYTHON.search(path):
@@ -448,4 +465,5 @@ def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str |
     text = data.decode(errors="replace").replace("\r\n", "\n")
     if _VENV.search(path):
         return text
+    # The description of a package, after the headers, is the larger part.
     return "\n".join(_HEADER.findall(text.partition("\n\n")[0]))

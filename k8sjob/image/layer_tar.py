@@ -109,12 +109,16 @@ def write_layer(
             with _zstd_writer(packed) if zstd else _gzip_writer(packed) as compressed:
                 raw = _Hashed(compressed)
                 for member, blocks in members:
+                    # Written by hand and not by TarFile.addfile, which wants a file object of each
+                    # member and keeps them all.
                     raw.write(member.tobuf(tarfile.PAX_FORMAT))
                     for block in blocks:
                         raw.write(block)
                     raw.write(bytes(-raw.size % tarfile.BLOCKSIZE))
+                # The end of an archive: two empty blocks, then zeros to a whole record.
                 raw.write(bytes(2 * tarfile.BLOCKSIZE))
                 raw.write(bytes(-raw.size % tarfile.RECORDSIZE))
+            # What is still buffered would fail on a full disk when it is read for the upload.
             file.flush()
             failed.pop_all()
     except OSError as error:  # closing a file writes what is left of it, and fails once more

@@ -152,6 +152,7 @@ def _member(name: str, file: File, owner: int = IMAGE_UID) -> tarfile.TarInfo:
         link = entry(name, 0o777, owner, kind=tarfile.SYMTYPE)
         link.linkname = _link_target(file)
         return link
+    # The other bits depend on the umask of whoever has checked the code out.
     mode = 0o755 if file.state.st_mode & stat.S_IXUSR else 0o644
     return entry(name, mode, owner, size=file.state.st_size)
 
@@ -176,6 +177,8 @@ def _blocks(file: File) -> Iterator[bytes]:
             while remaining > 0 and (block := opened.read(min(remaining, BLOCK))):
                 remaining -= len(block)
                 yield block
+            # The header with the size is written already, so a file that changes cannot be packed
+            # right.
             after = os.fstat(opened.fileno())
     except OSError as error:
         raise unreadable(file.path, error) from None
@@ -214,6 +217,7 @@ def _package_members(
             yield member, (data,)
         else:
             yield member, _blocks(file)
+    # A .pth file adds /opt/deps after the base's own packages, in any interpreter of the base.
     yield entry(f"{inventory.site}/{_PTH_FILE}", 0o644, size=len(_PTH_TEXT)), (_PTH_TEXT,)
 
 
@@ -241,7 +245,10 @@ def _rewritten(file: File, python: str) -> bytes | None:
     """A list of files, or a script for the base's Python; None: the file is packed as it is."""
     if file.name.endswith(".dist-info/RECORD"):
         data = b"".join(_blocks(file))
+        # RECORD lists files that are left out, and has the hashes of scripts that are rewritten
+        # below.
         return _RECORDED.sub(lambda row: row[1] + b",," if row[1] else b"", data)
+    # Scripts name the Python of this machine.
     if file.name.startswith("bin/") and next(_blocks(file), b"").startswith(b"#!"):
         data = b"".join(_blocks(file))
         shebang = _SHEBANG.match(data)
@@ -302,6 +309,7 @@ def _append(
     config["created"] = _CREATED
     config.pop("container", None)
     config.pop("container_config", None)  # how an old docker has built the base
+    # The entries of a history belong to the layers, one to each; without a history none is begun.
     if isinstance(config.get("history"), list):
         config["history"] += [{"created": _CREATED, "created_by": created_by} for _ in layers]
     config["config"] = {
@@ -311,6 +319,7 @@ def _append(
         "Labels": labels(base.config) | origin,
     }
     raw = encode(config)
+    # Docker's manifests cannot express zstd; otherwise the base's media types stay as they are.
     below = base.manifest.as_oci() if any(layer.zstd for layer in layers) else base.manifest
     content = copy.deepcopy(below.content)
     content["config"] |= {"digest": digest_of(raw), "size": len(raw)}

@@ -124,6 +124,7 @@ def push(
         bases = start(lambda: _bases(below, target, image, dependencies))
         layer = pack_code(context, alone=onto is not None, progress=packing)
         opened.enter_context(closing(layer))
+        # After the packing, in which the files are read once for both.
         if strict and layer.findings:
             lines = "\n".join(map(str, layer.findings))
             raise ImageError(
@@ -137,9 +138,12 @@ def push(
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
         blobs: tuple[Blob, ...] = ()
         if not unchanged:
+            # The image with the dependencies lies in the job's own repository, so its layers are
+            # there.
             source = target if dependencies else below
             parts = (base, [layer.content], image_to_push.config)
             blobs = transfer(place, source, *parts, progress=progress, dry_run=dry_run)
+        # The tag last: it never names an image of which a part is missing.
         if not unchanged and not dry_run:
             place.put(image_to_push.manifest, image_to_push.media_type, tag)
     reference = target.reference.at(image_to_push.digest)

@@ -57,6 +57,8 @@ class Recipe:
     @property
     def flags(self) -> list[str]:
         """The secrets as all builders take them, and the proxies: in no layer either."""
+        # A secret is mounted for one RUN. A --build-arg without a value takes that of the variable
+        # here.
         secrets = [f"id={name},src={path}" for name, path in self.secrets.items()]
         proxies = [name for name in variables() if name.lower() in _PROXIES]
         return [
@@ -72,6 +74,8 @@ def written(request: BuildRequest) -> Iterator[Recipe]:
         context = folder / "context"
         context.mkdir()
         reference = request.base.reference
+        # By the digest of one platform: the builder puts it on the same base as k8sjob has read. In
+        # full, since podman asks for short names.
         base = f"{reference.registry}/{reference.repository}@{request.base.manifest.digest}"
         (context / "Dockerfile").write_text(dependencies_dockerfile(request.image, base))
         requirements = request.dependencies.requirements
@@ -126,6 +130,8 @@ def missing(program: str, _dependencies: Dependencies) -> str | None:
 def build_by(program: str, request: BuildRequest) -> None:
     """Build an image by buildah or podman, and push it."""
     name = f"localhost/k8sjob-{request.tag}"
+    # In an unprivileged container the OCI runtime seldom works. In a privileged one it does, and
+    # there a setup.py that leaves a mere chroot would reach the node's disks.
     chroot = ISOLATION not in variables() and is_container() and not is_privileged()
     if chroot:
         request.say(
@@ -166,6 +172,7 @@ def buildah_argv(
     """The command that builds an image under a name in the program's own storage."""
     named = variables()
     docker = Path(named.get("DOCKER_CONFIG", "")) / "config.json"
+    # ~/.docker/config.json they find by themselves.
     logins = "DOCKER_CONFIG" in named and "REGISTRY_AUTH_FILE" not in named
     return [
         program,
@@ -201,6 +208,7 @@ def exported(
                 f"{program} has built {name} on something other than {base.reference}; build again"
                 " with --no-cache, or with another --builder"
             )
+        # An empty file that stands for a layer has the size 0.
         if all(descriptor.size for descriptor in manifest.layers[below:]):
             break
     types = [layer["mediaType"] for layer in manifest.content["layers"]]

@@ -56,6 +56,7 @@ def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dic
         separator = "\n    "  # as lists are written there; other values are one word
         secrets["pip"] = folder / "pip.conf"
         lines = [f"{key} = {separator.join(value.split())}\n" for key, value in settings.items()]
+        # The address of an index may hold a password.
         with open(os.open(secrets["pip"], os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
             file.write("[global]\n" + "".join(lines))
     return secrets
@@ -65,6 +66,8 @@ def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:
     """The certificates by which an index is known: those for pip, else the machine's."""
     named = next((environ[name] for name in _BUNDLES if environ.get(name)), configured)
     if named is None:
+        # Companies that inspect TLS put their CA into the machine's bundle, and a base image knows
+        # nothing of it.
         path = Path(ssl.get_default_verify_paths().cafile or "")
         return path.resolve() if path.is_file() else None
     if not Path(named).is_file():
@@ -87,6 +90,7 @@ def as_uv_settings() -> tuple[str, dict[str, str]]:
     environ = environment.variables()
     _, config, system = _folders(environ)
     files = [folder / "uv/uv.toml" for folder in (config, *system, Path("/etc"))]
+    # Who has set up uv for an index means it.
     if any(environ.get(name) for name in _UV_VARIABLES) or any(path.exists() for path in files):
         return "", {}
     settings = _pip_settings(environ)
@@ -120,6 +124,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings about indexes, and `cert`, lists as words: of files, then of variables, as pip."""
     settings: dict[str, str] = {}
     for path in _pip_files(environ):
+        # Raw, as pip reads it: a % in a password is no interpolation.
         parser = configparser.RawConfigParser()
         try:
             parser.read_string(path.read_text(encoding="utf-8"))
@@ -134,6 +139,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         for section in ("global", "install"):
             if parser.has_section(section):
                 settings |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+    # pip's variables go before its files.
     for key in (*_KEYS, "cert"):
         if value := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
             settings[key] = value
@@ -143,6 +149,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def _pip_files(environ: Mapping[str, str]) -> Iterator[Path]:
     """The files that pip reads on Unix; later ones override earlier ones."""
     named = environ.get("PIP_CONFIG_FILE")
+    # pip itself takes this value for "no files at all".
     if named == os.devnull:
         return
     home, config, system = _folders(environ)

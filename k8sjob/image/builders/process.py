@@ -107,6 +107,8 @@ def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subp
             yield process
         except BaseException:
             try:
+                # SIGTERM to the builder alone: it stops its own children in order. What is left
+                # after its time is killed as a group.
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired, ValueError):
                     process.communicate(timeout=_CLEANUP_SECONDS)
@@ -121,6 +123,7 @@ def signals_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process with SystemExit, so that it cleans up."""
 
     def stop(number: int, _frame: object) -> None:
+        # As a shell shows a signal.
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # the only one that gets signals

@@ -125,6 +125,7 @@ def unpack(
     if refused := dependencies.refused_line():
         raise ImageError(refused)
     platform = _platform(inventory)
+    # uv wants some interpreter, whose version does not count.
     common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
     common += [inventory.version, "--python-platform", platform, *_WHEELS_ONLY]
     common += ["--default-index", dependencies.index_url] if dependencies.index_url else []
@@ -138,12 +139,15 @@ def unpack(
             f" {len(inventory.distributions)} of {inventory.image}"
         )
         left_out = [word for name in pinned for word in ("--no-emit-package", name)]
+        # Two steps: what is chosen is written down with its hashes, and exactly that is installed.
         uv(["pip", "compile", "wanted.txt", *_COMPILE_OPTIONS, *left_out, *common])
         text = (work / "chosen.txt").read_text(encoding="utf-8")
         # `name==version` of each line that begins one; no addresses, which may hold a password.
         chosen = re.findall(r"^[A-Za-z0-9][^\s\\;]*", text, re.MULTILINE)
         say(f"unpacking {len(chosen)} package{'' if len(chosen) == 1 else 's'}")
         if chosen:
+            # The choice is complete, and a dependency that the base has must not be installed
+            # beside it.
             how = ["--no-deps", "--target", str(folder.absolute())]
             uv(["pip", "install", "-r", "chosen.txt", *how, *common])
     folder.mkdir(exist_ok=True)
@@ -172,6 +176,8 @@ def _write_inputs(
     work: Path, inventory: Inventory, dependencies: Dependencies, settings: str
 ) -> list[str]:
     """Write what uv reads; the names of the base's packages that are pinned."""
+    # A wheel's name cannot hold every version that a distribution has made up. Such a package is
+    # excluded instead: nothing of its name is installed, whatever is wanted.
     pinned, unknown, base = [], [], ""
     try:
         for name, headers in sorted(inventory.distributions.items()):
@@ -209,6 +215,8 @@ def _write_stub(work: Path, name: str, version: str, headers: str) -> Path:
 def _stub_headers(headers: str) -> Iterator[str]:
     for line in headers.splitlines():
         field, _, value = line.partition(":")
+        # Requirements without an extra are met by the base as it is, or the base is not consistent;
+        # uv must not judge that.
         of_extra = re.search(r"\bextra\s*==", value) and "@" not in value  # no address of theirs
         if field.lower() != "requires-dist" or of_extra:
             yield line
@@ -225,6 +233,7 @@ def _run_uv(
     """Run uv in a folder away from any project of the user's."""
     program = find_uv()
     assert program is not None  # noqa: S101 - the builder has looked for it
+    # Elsewhere uv would read the pyproject.toml and uv.toml of a project.
     argv = [program, "--directory", str(work), "--quiet", "--color", "never", *arguments]
     try:
         process.run(argv, lambda _line: None, variables=variables)

@@ -67,6 +67,7 @@ class RemoteContent:
         algorithm = self.digest.partition(":")[0]
         digest_so_far, held, at = hashlib.new(algorithm), b"", 0
         for block in self._received():
+            # One block is held back: who receives the last block may rely on the digest.
             yield from [held] if held else []
             digest_so_far.update(block)
             held, at = block, at + len(block)
@@ -82,6 +83,7 @@ class RemoteContent:
         at, failures, started = 0, 0, time.monotonic()
         retry = self._client.retry
         while at < self.size:
+            # Failures count from the last progress: a blob of gigabytes may break several times.
             before = at
             try:
                 for block in self._opened(at):
@@ -122,8 +124,11 @@ class RemoteContent:
             stream=True,
         )
         assert answer.stream is not None  # noqa: S101 - what `stream=True` with these statuses means
+        # Some registries, and their storage behind a redirect, ignore Range and send all of it.
         skipped = start if answer.status == 200 else 0
         with answer.stream as response:
+            # Undecoded: the digest is of the bytes as they lie in the registry, whatever
+            # Content-Encoding says of them.
             while block := response.read1(BLOCK, decode_content=False):
                 if skipped < len(block):
                     yield block[skipped:]

@@ -64,6 +64,7 @@ class RegistryClient:
 
     def add_scope(self, reference: ImageReference, actions: str) -> None:
         """Declare what will be done ("pull" or "pull,push"), so that one token is enough for it."""
+        # A mount needs one token for two repositories: the base's to pull, the job's to push.
         self._authorizer.scopes.add(f"repository:{reference.repository}:{actions}")
 
     def request(
@@ -90,6 +91,8 @@ class RegistryClient:
             answer = self._authorized(method, url, headers, body=body, stream=stream)
             for _ in range(_MAX_REDIRECTS):
                 location = answer.headers.get("Location")
+                # Blobs are often in another storage (S3). Only what can be repeated is followed: an
+                # upload could be led to another host.
                 if method not in {"GET", "HEAD"} or answer.status not in _REDIRECTS or not location:
                     break
                 target = self.url(location, answer)
@@ -118,12 +121,15 @@ class RegistryClient:
         """
         used, shown = self._shown(url, headers)
         answer = self._http.send(method, url, headers=shown, body=body)
+        # A token is valid for some minutes, and a large upload takes longer. With a new one the
+        # caller starts the upload again.
         if answer.status == 401 and self.owns(url) and not self._authorizer.renew(answer, used):
             raise self.refusal(answer, "uploading")
         return answer
 
     def url(self, location: str, answer: Response | None = None) -> str:
         """A path or URL that the registry gave in an answer (None: its root), complete."""
+        # Not in the constructor: for a loopback registry the scheme is asked for by a request.
         if not self._base:
             self._base = self._http.base_url(self._endpoint)
         try:
@@ -153,8 +159,10 @@ class RegistryClient:
     def _authorized(
         self, method: str, url: str, headers: Mapping[str, str] | None, **options: Any
     ) -> Response:
+        # The first answer brings the challenge, the second one is to a request with its token.
         for _ in range(2):
             used, shown = self._shown(url, headers)
+            # A registry on the Internet must not lead to an address of this machine or its network.
             limit = None if self.owns(url) else self._http.zone(self._base)
             answer = self._http.request(method, url, headers=shown, limit=limit, **options)
             is_refused = answer.status == 401 and self.owns(url)
@@ -172,6 +180,7 @@ class RegistryClient:
 
 
 def _same_host(*urls: str) -> bool:
+    # https://host and https://host:443 are one.
     hosts = {
         host_of(address).removesuffix(":443" if address.lower().startswith("https:") else ":80")
         for address in urls
@@ -230,6 +239,7 @@ class Authorizer:
         challenge = answer.headers.get("WWW-Authenticate", "")
         challenges = parse_challenges(challenge)
         login = self.login
+        # Where both are offered: only a Bearer token is for certain repositories and actions.
         if "bearer" in challenges:
             return f"Bearer {self._token(challenges['bearer'], answer.url)}"
         if "basic" not in challenges:
@@ -268,6 +278,7 @@ class Authorizer:
             )
         try:
             content = json.loads(answer.body)
+            # Docker's form and OAuth2's.
             token = content.get("token") or content["access_token"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             token = None
@@ -279,6 +290,8 @@ class Authorizer:
         self, realm: str, service: str, scopes: set[str], limit: Zone | None
     ) -> Response:
         login = self.login
+        # A refresh token, as `docker login` keeps it for some clouds: by OAuth2 it is exchanged
+        # with a POST.
         if login is not None and login.identity_token:
             form = {
                 "grant_type": "refresh_token",
@@ -291,6 +304,7 @@ class Authorizer:
             data = urlencode(form).encode()
             return self._http.request("POST", realm, headers=kind, body=data, limit=limit)
         query = [("service", service)] if service else []
+        # Sorted, so that equal requests are equal.
         query += [("scope", scope) for scope in sorted(scopes)]
         basic = _basic(login)
         if basic is not None and login is not None:
@@ -309,6 +323,7 @@ def _basic(login: Login | None) -> str | None:
 
 def parse_challenges(text: str) -> dict[str, dict[str, str]]:
     """The schemes in a WWW-Authenticate header, in lower case, with their parameters."""
+    # One header may hold several challenges, with commas between them and between their parameters.
     marks = [*_SCHEME.finditer(text)]
     bounds = [mark.start() for mark in marks] + [len(text)]
     schemes: dict[str, dict[str, str]] = {}

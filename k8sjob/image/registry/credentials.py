@@ -65,6 +65,7 @@ class CredentialEntry:
         Raises:
             ImageError: the helper fails, or the entry cannot be read.
         """
+        # With a helper the file itself has mostly an empty entry.
         login = self._helper_login(self.helper) if self.helper else None
         return login or self._stored_login()
 
@@ -82,6 +83,7 @@ class CredentialEntry:
                     f"{self.file}: auths[{self.key!r}].auth is not base64 of USER:PASSWORD; log in"
                     f" again: docker login {shlex.quote(self.key)}"
                 )
+        # docker removes NULs there, too.
         login = Login(username, password.rstrip("\0"), text.get("identitytoken", ""))
         return None if login == Login() else login
 
@@ -96,6 +98,7 @@ class CredentialEntry:
         try:
             done = subprocess.run(
                 [path, "get"],
+                # The protocol of credential helpers: the server's name on stdin, JSON on stdout.
                 input=self.key,
                 capture_output=True,
                 text=True,
@@ -107,7 +110,9 @@ class CredentialEntry:
             reason = getattr(error, "strerror", None) or f"no response in {_HELPER_LIMIT:.0f} s"
             raise ImageError(f"{program} get {self.key}: {reason}; try it by hand") from None
         if done.returncode != 0:
+            # Helpers write their error on stdout.
             detail = f"{done.stdout} {done.stderr}".strip()
+            # The exit code is 1 for this, too; docker itself compares the text.
             if _NOT_FOUND in detail:
                 return None
             raise ImageError(
@@ -149,6 +154,7 @@ class Keyring:
         return tuple(self._entries(reference.registry, reference.repository))
 
     def _entries(self, registry: str, repository: str) -> Iterator[CredentialEntry]:
+        # Docker's own registry has a key from the time of its first API.
         server = DEFAULT_LOGIN if registry == DEFAULT_REGISTRY else registry
         # An entry may be for a part of a registry: the longest, so the closest, comes first.
         parts = [registry, *repository.split("/")]
@@ -174,6 +180,8 @@ def _registry_of(key: str) -> str:
     scheme, separator, address = key.partition("://")
     path = address if separator else scheme
     host, _, below = path.partition("/")
+    # docker's keys may be URLs with the path of an API; podman's may be a namespace of the
+    # registry.
     below = "" if separator or below.strip("/") in {"", "v1", "v2"} else below.strip("/")
     return plain_host(host) + (f"/{below}" if below else "")
 

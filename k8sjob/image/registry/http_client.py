@@ -72,6 +72,7 @@ class Zone(IntEnum):
     def of(cls, address: str) -> Zone:
         """That of an IPv4 or IPv6 address; a ValueError where it is none."""
         ip = ipaddress.ip_address(address.partition("%")[0])
+        # ::ffff:127.0.0.1 is a loopback address for the kernel, and not for ipaddress.
         ip = getattr(ip, "ipv4_mapped", None) or ip
         if ip.is_loopback or ip.is_unspecified:
             return cls.LOOPBACK
@@ -151,6 +152,7 @@ class HttpClient:
             return f"http://{host}"
         if not is_loopback(host):
             return f"https://{host}"
+        # Go's servers answer plain HTTP on a TLS port with 400 and a sentence that names HTTPS.
         answer = self.request("GET", f"http://{host}/v2/")
         uses_tls = answer.status == 400 and b"https" in answer.body.lower()
         return f"{'https' if uses_tls else 'http'}://{host}"
@@ -187,6 +189,7 @@ class HttpClient:
             TransportError: there was no answer.
             ImageError: the other side is not to be trusted, or cannot be a registry.
         """
+        # For all attempts together: five slow answers would take five times as long.
         end = time.monotonic() + self.retry.answer
         for failures in itertools.count(1):
             retry_after, is_last = None, failures >= self.retry.tries
@@ -228,6 +231,8 @@ class HttpClient:
             )
             if stream and response.status in {200, 206}:
                 return Response(url, response.status, response.headers, stream=response)
+            # Also of an error: its text is in messages, and a connection that was not read to its
+            # end cannot be used again.
             content = b"".join(_chunks(response, url, self.retry.answer))
         except exceptions.HTTPError as error:
             raise _explained(error, url) from None
@@ -249,6 +254,8 @@ class HttpClient:
         if proxy:
             with suppress(ValueError):  # a name, whose address is the proxy's affair
                 self._check(host, limit, (urllib3.util.parse_url(url).host or "").strip("[]"))
+        # By the limit, too: a connection that was made without it must not serve a request that has
+        # one.
         key = (proxy, scheme, host, limit)
         with self._lock:
             return self._pools.get(key) or self._pools.setdefault(key, self._new_pool(*key))
@@ -266,7 +273,10 @@ class HttpClient:
         except ValueError as error:
             step = "correct http_proxy and https_proxy, or name the registry in no_proxy"
             raise ImageError(f"{error}; {step}") from None
+        # Behind a proxy the peer's address is that of the proxy.
         check = None if proxy else partial(self._check, host, limit)
+        # The address is checked on the connection itself: between a look-up of its own and the
+        # connection the name could be given another address.
         manager.pool_classes_by_scheme = {
             "http": partial(_HTTPPool, check=check),  # type: ignore[dict-item]  # called alone
             "https": partial(_HTTPSPool, check=check),  # type: ignore[dict-item]
@@ -278,6 +288,8 @@ class HttpClient:
         zone = Zone.of(address)
         if limit is None:
             self._zones[host] = zone
+        # AWS's interface endpoints put the storage of a public registry at a private address: who
+        # has named such a host trusts it.
         elif zone > limit and not (host in self._plain_http or _cert_folders(host)):
             raise ImageError(
                 f"the registry leads to {host}, a {zone.name.lower().replace('_', '-')} address"
@@ -301,6 +313,7 @@ class _Checked:
         self._check = check
 
     def _new_conn(self) -> socket.socket:
+        # Connected, and nothing sent yet, not even TLS's first message.
         connection: socket.socket = super()._new_conn()  # type: ignore[misc]  # of the connection
         try:
             if self._check:
@@ -311,6 +324,8 @@ class _Checked:
         return connection
 
     def getresponse(self) -> urllib3.HTTPResponse:
+        # The read timeout of a socket starts again with each byte, so a server may send headers for
+        # ever.
         late = threading.Event()
         timer = threading.Timer(HEADERS_TIMEOUT, self._cut, [late])
         timer.daemon = True
@@ -372,6 +387,7 @@ def pool_manager(proxy: str, **options: Any) -> urllib3.PoolManager:
 
 def is_loopback(host: str) -> bool:
     """Whether a host[:port] is this machine; decided by its name, no address is looked up."""
+    # As for docker, registries at localhost and in 127.0.0.0/8 need no TLS.
     name = host.rpartition(":")[0] if ":" in host else host
     try:
         return name == "localhost" or ipaddress.IPv4Address(name).is_loopback
@@ -394,6 +410,7 @@ def proxy_for(scheme: str, host: str) -> str:
     """The proxy for a host from the environment; none for loopback, as other tools do."""
     if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
         return ""
+    # Many write the variable without a scheme, as curl accepts it.
     proxy = urllib.request.getproxies().get(scheme, "").strip()
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
@@ -414,6 +431,8 @@ def _tls_context(host: str) -> ssl.SSLContext:
         try:
             if file.suffix == ".crt":
                 context.load_verify_locations(file)
+            # Docker's layout: NAME.crt is a CA, NAME.cert with NAME.key the client's own
+            # certificate.
             elif file.suffix == ".cert":
                 context.load_cert_chain(file, file.with_suffix(".key"))
         except (OSError, ssl.SSLError) as error:
@@ -446,6 +465,7 @@ def _explained(error: exceptions.HTTPError, url: str) -> Exception:
     """The error for a failed connection: TransportError if a retry may help, else ImageError."""
     host = host_of(url)
     text = str(error)
+    # The reason is in the text alone, since urllib3 wraps the error of ssl.
     if "CERTIFICATE_VERIFY_FAILED" in text:
         why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
         return ImageError(
@@ -459,6 +479,8 @@ def _explained(error: exceptions.HTTPError, url: str) -> Exception:
         )
     if isinstance(error, exceptions.LocationValueError):
         return ImageError(f"{_shown(url)!r} is not the URL of a registry")
+    # By the most special class: urllib3 makes a refused connection a kind of one that took too
+    # long.
     kind = next((kind for kind in type(error).__mro__ if kind in _REASONS), None)
     reason = _REASONS[kind] if kind else f"the connection broke ({type(error).__name__})"
     if kind is exceptions.NewConnectionError:

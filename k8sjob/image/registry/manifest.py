@@ -81,6 +81,7 @@ class ImageReference:
         last, _, tag = last.partition(":")
         name = folders + slash + last
         first, slash, path = name.partition("/")
+        # The rule of docker: the first part is a host if it has a dot or a port, or is localhost.
         if slash and (first == "localhost" or set(first) & set(".:")):
             registry, repository = plain_host(first), path
         else:
@@ -130,6 +131,7 @@ class Descriptor:
             raise ImageError(f"{where}: {digest!r} is not a digest; the image is broken")
         if not isinstance(size, int) or size < 0:
             raise ImageError(f"{where}: {digest} has the size {size!r}; the image is broken")
+        # Foreign layers (Windows) lie elsewhere, and no registry holds them.
         return cls(digest, size, bool(entry.get("urls")))
 
 
@@ -160,6 +162,7 @@ class Manifest:
         """
         if self.is_oci:
             return self
+        # Docker's manifests know no zstd and no annotations.
         content = {**self.content, "mediaType": OCI_MANIFEST}
         content["config"] = {**content["config"], "mediaType": _OCI_CONFIG}
         content["layers"] = [
@@ -189,6 +192,7 @@ class Index:
             return next(iter(self.platforms.values()))
         sought = platform or DEFAULT_PLATFORM
         for name, digest in self.platforms.items():
+            # linux/arm64 is usually listed as linux/arm64/v8.
             if name == sought or name.startswith(f"{sought}/"):
                 return digest
         names = sorted(self.platforms)
@@ -228,6 +232,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
         ImageError: `where`, the name, is of no image that can be built on.
     """
     content = read_object(raw, where)
+    # Optional in OCI's manifests; a registry then says it in the header.
     media_type = content.get("mediaType") or content_type.partition(";")[0].strip()
     digest = digest_of(raw)
     if media_type in {OCI_INDEX, DOCKER_INDEX} or "manifests" in content:
@@ -240,6 +245,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
     config, layers = content.get("config"), content.get("layers")
     if not isinstance(config, dict) or not isinstance(layers, list):
         raise ImageError(f"{where}: its manifest has no config or no layers; the image is broken")
+    # Helm charts and other artifacts have manifests, too.
     if config.get("mediaType") not in _CONFIGS:
         raise ImageError(
             f"{where}: holds {config.get('mediaType')!r}, not a container image; use another base"
@@ -263,6 +269,7 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
         name = "/".join(str(part) for part in parts if part) or "any"
         if not _PLATFORM.fullmatch(name):
             continue  # nobody can want it, and in a message a line break would begin a line of ours
+        # The first entry of a platform counts.
         digests.setdefault(name, Descriptor.of(entry, where).digest)
     return digests
 

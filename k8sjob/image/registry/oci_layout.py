@@ -68,6 +68,8 @@ class Layout:
     def holds(self, content: Content) -> bool:
         """Whether the folder has a blob."""
         path = self.path(content.digest)
+        # By its size alone: blobs get their names when they are complete, and to hash gigabytes
+        # takes seconds.
         return path.is_file() and path.stat().st_size == content.size
 
     def add_blob(
@@ -84,6 +86,7 @@ class Layout:
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest and name it; all that it names must be there."""
         digest = digest_of(raw)
+        # The manifest before the index: whoever reads the index finds all that it names.
         self.add_blob(in_memory(raw), lambda _size: None)
         config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
         entry = {
@@ -94,6 +97,7 @@ class Layout:
             "annotations": {_TAG: tag, _NAME: f"{self.reference.name}:{tag}"},
         }
         with _errors_explained(self.folder), _locked(self.folder):
+            # Read under the lock: another push may have added its image since.
             entries = [old for old in self._entries() if old.get("digest") != digest]
             index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*entries, entry]}
             self.write(self.folder / _INDEX, [encode(index)])
@@ -101,16 +105,19 @@ class Layout:
     def write(self, path: Path, blocks: Iterable[bytes]) -> None:
         """Write a file that gets its name when it is complete."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Several parts are written by threads; one of them makes the folder.
         with self._lock:
             if self._unfinished is None:
                 folder = temporary_folder("layout", str(self.folder))
                 self._unfinished = self._at_end.enter_context(folder)
                 # First of all: the next process continues in the folder of one that was killed.
                 (self.folder / _MARK).write_bytes(_VERSION)
+        # In the layout's own file system, so that the rename is atomic.
         with tempfile.NamedTemporaryFile(dir=self._unfinished, delete=False) as file:
             for block in blocks:
                 file.write(block)
             file.flush()
+            # Temporary files are for their owner alone, and the layout is to be carried elsewhere.
             os.fchmod(file.fileno(), 0o644)
         Path(file.name).replace(path)
 

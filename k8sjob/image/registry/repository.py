@@ -57,6 +57,8 @@ class Registries:
         def login() -> Login | None:
             return next((login for entry in entries if (login := entry.login())), None)
 
+        # A client is a login at a host: with the same one a blob can be mounted from another
+        # repository.
         client = self._clients.setdefault(
             (reference.endpoint, entries),
             RegistryClient(self._http, reference.registry, reference.endpoint, login),
@@ -81,6 +83,7 @@ class Repository:
             ImageError: there is no such image, or none for the platform.
         """
         version = self.reference.version
+        # OCI allows an index in an index.
         for _ in range(_MAX_NESTING):
             content = self._read(version)
             if not isinstance(content, Index):
@@ -117,6 +120,7 @@ class Repository:
             doing=f"reading {self.reference}",
             headers={"Accept": manifest.ACCEPTED},
         )
+        # A tag has no digest to compare with; the manifest's own becomes that of the base.
         algorithm, is_digest, _ = version.partition(":")
         if is_digest:
             digest = f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
@@ -158,6 +162,8 @@ class Repository:
             ImageError: the registry does not take it.
         """
         retry, doing, lost = self.client.retry, self._uploading(content), None
+        # As docker and containerd do it: an upload that breaks starts again from its beginning.
+        # Registries differ in what they say about the bytes that they have.
         for failures in range(1, retry.tries + 1):
             location = self._begin(content, mount, doing)
             if location is None:
@@ -179,6 +185,7 @@ class Repository:
         uploads = f"{self._blobs}/uploads/"
         if mount is not None:
             query = urlencode({"mount": content.digest, "from": mount.repository})
+            # ECR answers a mount with 202 (an upload has begun), Harbor with 401.
             with suppress(ImageError):  # a real obstacle stops the upload, too
                 answer = self.client.request(
                     "POST", f"{uploads}?{query}", ok={201, 202}, doing=doing, body=b""
@@ -191,6 +198,8 @@ class Repository:
         if not (location := answer.headers.get("Location")):
             raise ImageError(f"{doing}: the registry returned no location to send it to")
         url = self.client.url(location, answer)
+        # The location gets the login and the code. Redirected downloads are different: they are
+        # checked by their digest.
         if not self.client.owns(url):
             raise ImageError(
                 f"{doing}: {self.client.registry} wants it to be sent to another host,"
@@ -204,6 +213,7 @@ class Repository:
         """Send a blob; why it was lost where a new upload may succeed, else None."""
         url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': content.digest})}"
         size = str(content.size)
+        # Without the length urllib3 would send the blob chunked.
         headers = {"Content-Type": "application/octet-stream", "Content-Length": size}
         out = 0
 
@@ -226,6 +236,7 @@ class Repository:
             if answer.status == 201 and stored == content.digest:
                 return None
             refusal = self.client.refusal(answer, doing)
+            # Another attempt would be refused as well.
             if answer.status in {403, 405, 413}:
                 raise refusal
             lost = f"the registry stored it as {stored}" if answer.status == 201 else str(refusal)
@@ -255,6 +266,7 @@ class Repository:
                 raise self.client.refusal(answer, f"writing {name}")
             retry.wait(failures)
         stored = answer.headers.get("Docker-Content-Digest", digest)
+        # In a registry that converts manifests the digest would name no image.
         if stored != digest or not self.has(raw, media_type):
             raise ImageError(
                 f"{name}: the registry has it as {stored} and not as {digest}; it is broken, or"
@@ -271,6 +283,7 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     image = repository.image(platform)
     config = read_object(repository.blob(image.config), str(repository.reference))
     base = BaseImage(repository.reference, image, config)
+    # An image without an index is of one platform, whatever is asked for.
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
         raise ImageError(
             f"{base.reference} is for {base.platform}; image.platform says {platform}: use"
@@ -344,6 +357,7 @@ def transfer(
     Returns:
         The parts in the manifest's order, the config last.
     """
+    # A mount is possible within one registry and with one login.
     mount = below.reference if below.client is target.client else None
     lock, over, done, total = threading.Lock(), threading.Event(), 0, 0
 
@@ -355,6 +369,7 @@ def transfer(
     def note(size: int) -> None:
         nonlocal done
         with lock:
+            # Threads cannot be stopped from outside; this call, of each block, is where they end.
             if over.is_set():
                 raise ImageError("stopped, since another part failed")
             done += size
@@ -368,11 +383,13 @@ def transfer(
         expect(content.size)
         way = target.add_blob(content, note, mount)
         if way is Sent.MOUNTED:
+            # Nothing of it goes over the network, so it is no part of the total.
             expect(-content.size)
         return Blob(content.digest, content.size, way)
 
     parts: list[tuple[Content, ImageReference | None]] = [
         (RemoteContent(below.client, below.reference, descriptor), mount)
+        # A base may have the same layer twice, such as an empty one.
         for descriptor in dict.fromkeys(base.manifest.layers)
         if not descriptor.elsewhere
     ]
