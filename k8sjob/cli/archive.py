@@ -64,6 +64,7 @@ def _kept(ref: JobRef) -> RecordBackend:
 @contextmanager
 def complete_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file to write, which gets its name once it is complete; then the name is printed."""
+    # Looked at before the content is written: the record of a large job takes minutes.
     if path.exists() and not force:
         raise K8sJobError(f"{path} exists; give another name with -o, or --force to replace it")
     try:

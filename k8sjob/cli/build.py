@@ -60,6 +60,8 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
         with transfer_options(plain_http) as options:
             built = build_and_report(spec, job.folder, platform=platform, **how, **options)
         images.append(built)
+        # At once: a second platform may take minutes, or fail. After a dry run there is no
+        # reference.
         if output == "name" and built.reference:
             line(built.reference)
     if output == "json":

@@ -69,6 +69,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
         raise K8sJobError(
             f"--notify-on has no effect without a webhook; set {WEBHOOK_URL} to its URL"
         )
+    # The URL of a webhook is its password.
     webhook = Webhook(url, lambda reason: warn(redacted(reason))) if url else None
     records: Records | StoredRecords
     if into is None:
@@ -79,6 +80,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
         )
     else:
         records = StoredRecords(into)
+        # A missing right shows now, and not hours later at the end of the first job.
         records.check()
     backend = place.connect()
     stop = threading.Event()

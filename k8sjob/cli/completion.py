@@ -34,6 +34,7 @@ def complete(typed_line: str) -> None:
     _silence()
     with suppress(Exception):
         words = split_arg_string(typed_line)[1:]
+        # After a space a new word begins.
         typed = words.pop() if words and not typed_line[-1:].isspace() else ""
         # A shell replaces the whole word, also of --set=replicas.
         before = typed[: typed.find("=") + 1] if typed.startswith("--") else ""
@@ -69,4 +70,5 @@ def _kind(item: CompletionItem) -> str:
 
 
 def _silence() -> None:
+    # The descriptor and not sys.stderr: libraries and child processes write there, too.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -77,6 +77,7 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError(
             "--checkpoints is for jobs on this machine; in a cluster checkpoints are on volumes"
         )
+    # Asked once, before the first job is touched.
     _confirm_files(chosen, yes=yes)
     for backend, ref in chosen:
         try:
@@ -98,6 +99,7 @@ def _confirm_files(chosen: Sequence[tuple[Backend, JobRef]], *, yes: bool) -> No
     files = [path for folder in folders for path in written_files(folder)]
     if files:
         print_status(f"files that the job wrote are deleted with it:\n{listed(files)}")
+        # In a script nobody can answer, and delete is what was asked for.
         if not yes and sys.stdin.isatty() and sys.stderr.isatty():
             click.confirm("Delete them?", abort=True, err=True)
 
@@ -108,6 +110,8 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
     if not isinstance(backend, LocalBackend):
         with suppress(JobTooLarge):  # it has no record, and whoever made it must be able to end it
+            # Of a job that still runs `delete` is the end that its user wanted: nothing is to be
+            # explained.
             if job_status(backend.snapshot(ref)).state.finished:
                 keep_record(backend, ref)
         backend.delete(ref)

@@ -61,6 +61,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
             plan, _ = push_code(spec, plan, backend, dry_run=True, onto=onto, http=http)
         changes = compare(plan, backend)
     except K8sJobError as error:
+        # Not raised: errors have the exit code 1 elsewhere, which means "different" here.
         fail(str(error))
         return max(error.exit_code, 2)
     show_lines(changes.lines)

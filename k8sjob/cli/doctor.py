@@ -85,6 +85,8 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     try:
         transport = place.connect(namespace).transport
     except BackendError as error:
+        # A kubeconfig that cannot be used is a result of doctor, as the packages that are missing
+        # are.
         step = error.next_step or "correct the kubeconfig"
         refusal = problem("kubeconfig", error.message, step)
         return Report([*client(machine, place.client), refusal])
@@ -110,6 +112,7 @@ def _slow_nodes(facts: ClusterFacts) -> Iterator[Finding]:
                 record = RecordBackend(path)
                 usages.append(read_usage(record, record.snapshot(record.find(""))))
     for node, jobs in slow_nodes(usages).items():
+        # Records may be of another cluster.
         if node in node_names:
             share = f"{len(jobs)} of the last {counted(len(usages), 'job')}"
             yield warning(
@@ -152,6 +155,7 @@ def _show(report: Report) -> None:
         lines += [Text(indent + safe_line(detail), "dim") for detail in check.details]
         if check.next_step:
             lines.append(Text.assemble(indent, ("next: ", "bold"), safe_line(check.next_step)))
+        # Not wrapped by rich: the next steps contain commands to copy.
         console.print(Text("\n").join(lines), soft_wrap=True)
     console.print(Text(f"\n{_verdict(report)}"), soft_wrap=True)
     if report.rbac:

@@ -41,6 +41,7 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
     checkpoint is used. NAME is a job on this machine. The checkpoints of a job in a cluster are on
     its volume: copy them from there first. Nothing in them is executed.
     """
+    # Found and not imported: the import takes seconds, and is the other process's.
     if util.find_spec("torch") is None:
         raise K8sJobError(f"torch is not installed for {sys.executable}; pip install 'k8sjob[run]'")
     source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
@@ -78,6 +79,8 @@ def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dic
     order = {"source": str(source), "target": str(target), "everything": everything, "force": force}
     module = "k8sjob.runtime.checkpoint.export"
     done = subprocess.run(
+        # -P: a module of the working folder, such as a user's torch.py, is not imported in place of
+        # torch.
         [sys.executable, "-P", "-m", module, json.dumps(order)],
         capture_output=True,
         text=True,

@@ -152,6 +152,7 @@ def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     place = _place(ctx)
+    # Those of the kubeconfig are there at once, and also for who may not list namespaces.
     names = set(namespaces(place.kubeconfig))
     with suppress(BackendError):
         names |= _within(COMPLETION_SECONDS, lambda: place.connect(plugins=False).namespaces())
@@ -295,6 +296,7 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
         return cluster, _or_none(cluster, name)
 
     try:
+        # A laptop without its VPN must not wait for a connection's timeout to see a job of its own.
         cluster, cluster_ref = _within(GLANCE_SECONDS, glance)
     except BackendError as error:
         if ref is None:
@@ -302,6 +304,7 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
             raise BackendError(message) from error
         warn(f"this is {ref}; the cluster, which may have one too, cannot be reached: {error}")
         return local, ref
+    # Never a guess: `delete` looks a job up in the same way.
     if ref and cluster_ref:
         raise click.UsageError(f"{name!r} is ambiguous: use {ref} or {cluster_ref}")
     if cluster_ref:
@@ -328,6 +331,7 @@ def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
         except Exception as error:  # noqa: BLE001 - a thread would print it with its traceback
             done.set_exception(error)
 
+    # A daemon, so that a hanging connection does not keep the command from ending.
     threading.Thread(target=run, daemon=True).start()
     try:
         return done.result(timeout=seconds)

@@ -62,6 +62,7 @@ def fit_command(
     with job.located():
         estimate = fit(spec, batch_sizes=batch_sizes, memory=gpu_memory, folder=job.folder)
     fitting = [row["fits"] for row in estimate["rows"]]
+    # None: no GPU is known that the rows could fit.
     code = 0 if None in fitting or any(fitting) else 1
     if output != "table":
         document(estimate, output)

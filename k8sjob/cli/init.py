@@ -92,6 +92,7 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
     """The files by name, checked to be a valid job."""
     source = templates_dir() / "init"
     files = {file: (source / file).read_text(encoding="utf-8") for file in _FILES}
+    # As a YAML scalar: a folder may be called 1e3 or "no".
     files["job.yaml"] = files["job.yaml"].replace(_NAME, scalar(name))
     try:
         JobSpec.from_yaml(files["job.yaml"])
@@ -105,6 +106,7 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
 
 def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
     """Write new files; an existing one stops all of them."""
+    # A job.yml would be a second job file beside the new job.yaml.
     existing = [str(folder / file) for file in (*files, "job.yml") if (folder / file).exists()]
     if existing:
         raise K8sJobError(f"{', '.join(existing)}: already exists; {step}")

@@ -118,8 +118,10 @@ class JobCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name
+            # A short option may stand in a bundle, or have its value attached: -n2.
             pattern = re.compile(re.escape(name) + ("" if len(name) == 2 else "(=|$)"))
             at = next((at for at, word in enumerate(words) if pattern.match(word)), 0)
+            # Only behind a script may an unknown option be the script's.
             if not any(word.endswith((".py", ".ipynb")) for word in words[:at]):
                 raise
             line = shlex.join([*words[:at], "--", *words[at:], *ctx.meta.get(_ARGS, ())])
@@ -149,6 +151,7 @@ def job_file_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
+            # Applied in this order: --set first, then the short options.
             changes = [*sets]
             for name, (field, *_) in _SHORT_OPTIONS.items():
                 if (value := options.pop(name)) is not None:

@@ -83,6 +83,8 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
     try:
         cluster = place.connect()
         snapshots = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
+        # The apiserver gives an empty list of a namespace that does not exist: a misspelled one
+        # looks like one without jobs.
         if place.namespace and not snapshots:
             cluster.look_for_namespace()
     except BackendError as error:
@@ -90,6 +92,7 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
             raise
         fail(str(error))
         return jobs, True, ""
+    # All have the same skew.
     for snapshot in snapshots[:1]:
         warn_of_clock(snapshot)
     jobs += [(cluster, snapshot) for snapshot in snapshots]

@@ -88,6 +88,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)
+    # Each replica that is followed is a connection and a thread.
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
         print_status(
             f"following {chosen[0]} and the next {MOST_AT_ONCE - 1} of {len(chosen)} replicas;"
@@ -101,6 +102,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     )
     printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
     saver = Saver(folder, ref.name, times=timestamps) if folder else nullcontext(printer)
+    # An interrupt ends after the batch at hand, so that no file has half a line.
     with saver as shown, Interrupts() as interrupts:
         for batch in batches(lines):
             shown.show(batch)
@@ -108,6 +110,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
                 break
     if interrupts.count and follow:
         print_status("\nDetached; run the same command to reattach")
+    # No output is an answer there; elsewhere a reader would wonder.
     elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
             print_status(message)
@@ -259,6 +262,7 @@ class Saver:
     def _complete(self, replica: str, attempt: int) -> None:
         part = self._parts[replica].pop(attempt)
         path = next(name for name in self._names(replica, attempt) if _may_become(name, part))
+        # The existing file has all of it already.
         if path.exists() and path.stat().st_size >= part.stat().st_size:
             part.unlink()
         else:

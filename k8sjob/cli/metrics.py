@@ -62,6 +62,7 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
         raise K8sJobError(
             f"--listen {listen}: {error.strerror or error}; choose another address or port"
         ) from error
+    # Whoever listens on another address wants other names.
     if ip_address(str(server.server_address[0])).is_loopback and (app := server.get_app()):
         server.set_app(_refusing_other_names(app))
     line(f"http://{host}:{server.server_port}/metrics")

@@ -112,6 +112,7 @@ def _holds(term: re.Match[str], labels: Mapping[str, str]) -> bool:
     if term["set"]:
         values = {value.strip() for value in term["values"].split(",")}
         return (labels.get(term["set"]) in values) == (term["in"] == "in")
+    # As in Kubernetes, != and notin also fit objects without the label.
     if term["key"]:
         return (labels.get(term["key"]) == term["value"]) == (term["is"] != "!=")
     return (term["there"] in labels) == (not term["absent"])

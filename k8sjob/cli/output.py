@@ -77,6 +77,7 @@ def reported(options: Collection[str] = ()) -> Iterator[None]:
     """
     try:
         yield
+        # Here, and not at exit, where an error of the pipe could not be handled any more.
         sys.stdout.flush()
     except click.exceptions.Exit as end:
         raise SystemExit(end.exit_code) from None

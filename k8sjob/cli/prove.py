@@ -33,6 +33,7 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
 
     try:
         spec = job.load(local=True)
+        # A job of one process is compared on two, unless the command line says that one is meant.
         is_set = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
         nproc = spec.replicas.nproc_per_node if is_set else None
         with job.located():

@@ -189,6 +189,7 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
 
 def _expected(pushed: Pushed, *, mounts: bool) -> str:
     """A line about the data that would be sent."""
+    # The parts are in the manifest's order, the config last.
     *base, layer, config = pushed.blobs
     own_size, base_size = (
         sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)

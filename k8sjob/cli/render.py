@@ -63,8 +63,8 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
                 print_status(f"wrote {path}")
             if spec.builds_image:
                 # Layers and registries take longer to import than a manifest to render.
-                from k8sjob.image.build_context import read_context  # noqa: PLC0415
-                from k8sjob.image.layers import find_secrets  # noqa: PLC0415
+                from k8sjob.image.build_context import read_context  # noqa: PLC0415 - see above
+                from k8sjob.image.layers import find_secrets  # noqa: PLC0415 - see above
 
                 secrets = find_secrets(read_context(source))
                 warn_of_secrets(secrets, "remove it, or exclude the file in .dockerignore")

@@ -54,6 +54,7 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
                 f"the code of that run is used; files changed since then: {', '.join(changed)}"
             )
         _confirm(job, plan.spec, f"on this machine in {plan.context}", yes=yes)
+        # From the beginning: the checkpoints of the old run are of a training that may be complete.
         done = run_here(plan, LocalBackend(fresh=True, detached=shown["detach"]), **shown)
         return done.code if done else 0
     detach, quiet, no_logs = (shown.pop(name) for name in ("detach", "quiet", "no_logs"))

@@ -136,6 +136,7 @@ def run_here(
         print_status(f"copied {counted(copies, 'file')} to {copy_to}")
         if existing:
             warn(f"not copied, as these files exist: {', '.join(map(str, existing))}")
+    # Raises the error that explains the end, which nothing has shown yet.
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
     return done

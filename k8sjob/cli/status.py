@@ -52,6 +52,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     warn_of_clock(snapshot)
     status = job_status(snapshot)
     reporter, lines = reporting_replica(snapshot.job), list[str]()
+    # One request for the output; before the start and after a suspension there is none.
     if output != "name" and status.replicas and status.state in _HAVE_OUTPUT:
         with suppress(BackendError):
             lines = tail_lines(backend, status.ref, reporter)
@@ -70,6 +71,8 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
         case _:
             files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
             _show(status, snapshot, files, progress)
+            # Only a job that waits is explained by other objects, whose look-up takes many
+            # requests.
             related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
             # What `why` finds reads more, so only if the output of one replica shows trouble.
             if diagnose(snapshot, {reporter: lines} if lines else {}, related):
@@ -88,6 +91,7 @@ def _show(
     table(["NAME", "STATE", "AGE", "TIME"], [row])
     digests = sorted({digest for pod in snapshot.pods if (digest := running_digest(pod))})
     reference = image(snapshot.job) or ""
+    # A tag may have moved since: the digest is what the nodes have pulled.
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
     sections = {
         status.reason or "MESSAGE": [status.message],

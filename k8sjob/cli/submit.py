@@ -111,6 +111,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         )
         for warning in [*warnings(plan), *old_base(spec, linted=True)]:
             warn(warning)
+        # With --image the code is in that image, and the script need not be here.
         if image is None:
             check_script(spec, folder)
     show_lint_errors(job)
@@ -127,6 +128,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
             plan, backend, replace=replace, dry_run=dry_run == "server", report=print_status
         )
     except JobExists as error:
+        # stdout is for the job's name alone, which scripts read.
         show_lines(error.difference, err=True)
         ways = "--replace, --generate-name" if error.replaceable else "--generate-name"
         raise JobExists(f"{error}: {ways}") from error

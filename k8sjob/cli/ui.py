@@ -40,6 +40,7 @@ def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Plac
         stored,
         all_namespaces=place.all_namespaces,
     )
+    # The socket exists before the address is printed, so that a browser finds it at once.
     with listen(port) as listener:
         token = secrets.token_urlsafe(32)
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")

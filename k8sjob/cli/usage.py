@@ -127,6 +127,7 @@ def _show(groups: _Groups, price: float | None) -> None:
     rows = [(name, device, seconds) for (name, device), seconds in groups.items()]
     rows.sort(key=lambda row: sum(row[2].values()), reverse=True)
     devices = dict.fromkeys(device for _, device, _ in rows)
+    # With one row for each device a sum would repeat it.
     for device in devices if len(rows) > len(devices) else ():
         every = _sum(seconds for _, row_device, seconds in rows if row_device == device)
         rows.append(("all", device, every))

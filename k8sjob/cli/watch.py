@@ -63,6 +63,8 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
 def _watch_all(output: str, labels: str, place: Place) -> int:
     """Many jobs of one place, until an interrupt comes."""
     stop = threading.Event()
+    # One place at a time: a cluster's jobs come by its watch, those of this machine are read again
+    # and again.
     if not place.asks_cluster:
         jobs = partial(jobs_here, labels)
         if not jobs():

@@ -113,6 +113,7 @@ def _phase(phase: Phase) -> list[str]:
 
 def _show_rows(rows: Sequence[Row]) -> None:
     """Print the rows of the replicas; of many, those that started last."""
+    # The last ones are those that all others waited for.
     shown = sorted(rows, key=lambda row: -(row.container or 0.0))[:_MOST_ROWS]
     moments = [field.name for field in fields(Row)][2:]
     columns = [name for name in moments if any(getattr(row, name) is not None for row in shown)]

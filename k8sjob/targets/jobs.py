@@ -264,7 +264,10 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
     Anybody may create a pod with a job's labels: one that a controller has made comes first, and
     one that no replica can be is none.
     """
-    order = lambda pod: (bool(_controller(pod)), Object(pod).created)  # noqa: E731
+
+    def order(pod: Json) -> tuple[bool, str]:
+        return bool(_controller(pod)), Object(pod).created
+
     return {name: pod for pod in sorted(pods, key=order) if (name := replica_of(pod))}
 
 

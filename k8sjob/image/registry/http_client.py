@@ -419,7 +419,7 @@ def _cert_folders(host: str) -> list[Path]:
     """The folders for the certificates of a registry that exist and can be read."""
     folders = [*map(Path, _CERTIFICATES), *(home() / folder for folder in _HOME_CERTIFICATES)]
     # Path.is_dir() raises errors: of /etc/docker, which may be for root alone, and of long names.
-    return [path for folder in folders if os.path.isdir(path := folder / host)]  # noqa: PTH112
+    return [path for folder in folders if os.path.isdir(path := folder / host)]  # noqa: PTH112 - see above
 
 
 def _tls_context(host: str) -> ssl.SSLContext:
