@@ -90,11 +90,13 @@ class Measured:
         def between(low: int, high: int) -> int:
             return max(round(low + share * (high - low)), 0)
 
+        # Only these grow with the batch. Weights, gradients and the optimizer's state do not.
         values: dict[str, Any] = {
             name: between(getattr(self, name), getattr(second, name))
             for name in ("inputs", "activations", "retained")
         }
         blocks = self.blocks
+        # Where another batch led to other blocks, those of the first measurement count.
         if len(blocks) == len(second.blocks):
             blocks = tuple(
                 block._replace(activations=between(block.activations, larger.activations))
@@ -112,6 +114,7 @@ def peak(model: Measured, strategy: str, ranks: int, *, reshard: bool = True) ->
         ranks: over which fsdp divides parameters, gradients and optimizer state.
         reshard: fsdp lets go of a block after its forward pass.
     """
+    # A single rank of fsdp divides nothing, and is computed as ddp.
     parts = 1 if strategy == "ddp" else ranks
     held = {"parameters": model.parameters // parts, "buffers": model.buffers,
             "optimizer": model.optimizer // parts, "inputs": model.inputs}  # fmt: skip
@@ -128,6 +131,8 @@ def peak(model: Measured, strategy: str, ranks: int, *, reshard: bool = True) ->
     else:
         moments = list(_sharded(model.blocks, ranks, reshard=reshard))
         step = {"gradients": model.gradients // ranks, "workspace": model.step // ranks}
+    # Parts have their largest values at different times; what counts is the largest sum at one
+    # time.
     most = max([*moments, step], key=lambda moment: sum(moment.values()))
     kinds = ("gradients", "buckets", "activations", "gathered", "workspace")
     by_part = {**held, **{kind: most.get(kind, 0) for kind in kinds}}
@@ -159,6 +164,7 @@ def _sharded(
 
 def gpu_memory(product: str) -> int | None:
     """Bytes of a GPU by the label of its product, as NVIDIA-A100-SXM4-80GB; None: not known."""
+    # The label's own size counts before the table: an A100 has 40 or 80 GB.
     size = re.search(r"(?<!\d)(\d++)GB", product)
     named = next((_MEMORY[word] for word in re.split(r"[-_ ]", product) if word in _MEMORY), None)
     gigabytes = int(size[1]) if size else named
@@ -215,8 +221,10 @@ def fit(
     with signals_as_exit(), temporary_folder("fit") as temporary, forks as forking:
         first, second = (
             _run(plan, temporary / str(scale), forking, options | {"scale": scale})
+            # Two measurements give a line for every batch size, as activations grow with the batch.
             for scale in (1, 2)
         )
+    # Equal where batches come from no DataLoader, or one batch has all of the data.
     doubled = second if second.batch != first.batch else None
     half = max(first.batch // 2, 1)
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
@@ -226,6 +234,7 @@ def fit(
                 f"--batch-sizes: the script has batches of {first.batch} that come from no"
                 " DataLoader, or are as large as its data; set its own batch size instead"
             )
+        # Without a second measurement only this batch size is known.
         sizes = [first.batch]
     room = None if memory is None else memory - ALLOWANCE
     rows, largest = list[dict[str, Any]](), dict[str, int | None]()
@@ -286,6 +295,7 @@ def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> Me
     by_rank = [json.loads(file.read_text()) for file in files]
     if error := next((rank["error"] for rank in by_rank if "error" in rank), None):
         raise BackendError(f"{script} fails: {error}")
+    # The rank with the most memory decides, as a stage of a pipeline with an embedding.
     largest = max(by_rank, key=lambda rank: rank.get("retained", 0) + rank.get("parameters", 0))
     if "parameters" not in largest:
         raise BackendError(

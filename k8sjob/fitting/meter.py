@@ -45,6 +45,7 @@ def measure(request: dict[str, Any], rank: int, script: Callable[[], Any]) -> in
     """
     meter = Meter(request["options"])
     with meter:
+        # Whatever happens a file is written: without one, the run is reported as too slow.
         code, end = run_to_end(script)
     error = {"error": "{where}: {type}: {message}".format(**end)} if code else {}
     file = Path(request["folder"], f"memory-{rank}.json")
@@ -83,6 +84,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         """Compute, and count the storages of the result that are new."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it computes with its parts, and these come here, too
+        # A view, or an operation in place, returns a storage that came in.
         existing = {id(s) for s in _storages((args, kwargs))} if self._active else set()
         result = func(*args, **(kwargs or {}))
         if self._active:
@@ -90,12 +92,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
                 if id(storage) not in existing and id(storage) not in self._live:
                     self._live[id(storage)] = storage.nbytes()
                     self._log.append(_Change(id(storage), storage.nbytes()))
+                    # The storage object lives as long as the memory that torch has for it.
                     weakref.finalize(storage, self._free, id(storage)).atexit = False
             self._look()
         return result
 
     def _free(self, key: int) -> None:
         self._log.append(_Change(key, -self._live.pop(key, 0)))
+        # zero_grad() frees gradients before the next step.
         self._gradients.pop(key, None)
 
     def _look(self) -> None:
@@ -116,6 +120,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         optimizers.register_optimizer_step_post_hook(self._after_step)
         scale = self._options["scale"]
 
+        # A DataLoader takes batch_size second or by name, a ShardSampler only by name.
         def larger(original: Any, loader: Any, *args: Any, **options: Any) -> None:
             if scale != 1 and type(options.get("batch_size")) is int:
                 options["batch_size"] *= scale
@@ -125,6 +130,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
         def batches(original: Any, loader: Any) -> Any:
             for batch in original(loader):
+                # The batch itself: the model may get only a part of it.
                 self._read = sum(_bytes(pytree.tree_leaves(batch)))
                 yield batch
 
@@ -132,6 +138,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return model.module(*args, **options)
 
         def start(original: Any, backend: Any = None, *args: Any, **options: Any) -> Any:
+            # There are no GPUs here.
             if "nccl" in str(backend):
                 backend = "gloo"
             return original(backend, *args, **options)
@@ -141,10 +148,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         wrap(ShardSampler, "__init__", larger)
         wrap(DistributedDataParallel, "forward", bypass)  # its buckets are computed
         wrap((distributed_c10d, dist), "init_process_group", start)
+        # Uncompiled: a compiler merges operations, so that the dispatcher does not see what they
+        # allocate.
         wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         self._depth += 1
+        # Only the outermost call of a model in training begins a step.
         if self._depth > 1 or not torch.is_grad_enabled() or not module.training:
             return
         if not any(True for _ in module.parameters()):
@@ -152,6 +162,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if module not in self._roots:
             self._roots.append(module)
             for parameter in module.parameters():
+                # Two models may share a parameter, which is to be counted once.
                 if parameter.requires_grad and parameter not in self._hooked:
                     self._hooked.add(parameter)
                     parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]  # as above
@@ -159,6 +170,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if not self._active:
             self._inputs = max(sum(_bytes(tensors)), self._read)
             self._batch = max(self._batch, next((len(t) for t in tensors if t.dim()), 1))
+            # What happened since the last step, such as an evaluation, is none of this one.
             self._log.clear()
         self._active = True
 
@@ -180,6 +192,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             self._optimizers.append(optimizer)
         for group in optimizer.param_groups if self._options["foreach"] else ():
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                # On GPUs optimizers do so by themselves, and make temporary lists as large as the
+                # model.
                 group["foreach"] = True
 
     def _after_step(self, optimizer: optimizers.Optimizer, *_: Any) -> None:
@@ -190,9 +204,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if self._steps == 1:  # the state is made in this step, and counts as such
             self._peak["step"] = max(self._peak["step"] - sum(state.values()), 0)
         self._write(optimizer, sum(state.values()))
+        # From here on it is counted by its own name, and no more among the activations.
         for key in state:
             self._live.pop(key, None)
         self._active = False
+        # GANs have two optimizers, each of which steps.
         if self._steps >= _STEPS * len(self._optimizers):
             raise StopScript
         self._peak = dict.fromkeys(self._peak, 0)
@@ -207,6 +223,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         try:
             blocks = list(find_blocks(model, self._options["blocks"]).values())
         except ValueError:
+            # Blocks that do not fit are an error of fsdp; for ddp the estimate holds.
             blocks = []
         self.found = {
             "batch": self._batch,
@@ -216,6 +233,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             "gradients": sum(_bytes(trained)),
             "optimizer": state,
             "inputs": self._inputs,
+            # The most of all steps: batches may have several lengths.
             "activations": max(self._peak["rest"], self.found.get("activations", 0)),
             "retained": max(self._peak["all"], self.found.get("retained", 0)),
             "step": self._peak["step"],
@@ -255,6 +273,7 @@ def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> li
         phases.append([sum(_bytes(each)), trained, most, ready])
 
     for index, change in enumerate(log):
+        # Storages that become gradients are counted by their parameters, not as activations.
         if change.parameter is None and index not in gradients:
             now += change.bytes if change.bytes > 0 else -live.pop(change.key, 0)
             if change.bytes > 0:
@@ -274,6 +293,8 @@ def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> li
 def _gradients(log: list[_Change]) -> set[int]:
     """Where storages are made that become gradients: they count as such from their beginning."""
     becomes, positions = set[int](), set[int]()
+    # Backward in time: first the gradient is known, and before it the storage that it becomes. An
+    # id may come again after its storage is freed, so a match is used once.
     for index, change in reversed(list(enumerate(log))):
         if change.parameter is not None:
             becomes.add(change.key)

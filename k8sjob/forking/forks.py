@@ -50,14 +50,18 @@ class Forks:
     def __enter__(self) -> Self:
         env = {
             **variables(),
+            # One for all ranks, as the agent gives them; a rank that is to have another one starts
+            # Python anew.
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        # -P leaves out the current folder, and so this package where it is not installed.
         home = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-P", *self._program],
+            # A process group of its own: on Ctrl-C this process decides what ends.
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
         )  # fmt: skip
         return self
@@ -78,10 +82,12 @@ class Forks:
         root.mkdir(parents=True)
         places = Places(private(plan, root), root, root / "checkpoints", Store(), hides=True)
         launches = prepare(places, places.job).launches.values()
+        # prepare() has copied the code; its links may still lead into folders of the user.
         detach(root)
         refuse_unhidden(places.plan.spec, next(iter(launches)).mounts)
         for folder in files:
             shutil.copytree(folder, root, dirs_exist_ok=True)
+        # Without the agent: the ranks are forked, and run what it would run.
         nodes = [asdict(launch) | {"argv": launch.argv[len(AGENT) :]} for launch in launches]
         request = {"mounter": mounts.__file__, "root": str(root), **request}
         return self.run({"nodes": nodes, "local_rank_arg": plan.spec.run.local_rank_arg, **request})

@@ -54,6 +54,7 @@ def run_group(request: dict[str, Any], run: Run) -> dict[str, Any]:
     folder, ranks = Path(request["folder"]), request["ranks"]
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        # Reserved until all ranks have ended, so that no run beside this one gets it.
         port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
         children = {}
         try:
@@ -66,6 +67,7 @@ def run_group(request: dict[str, Any], run: Run) -> dict[str, Any]:
         finally:
             for pid in children.values():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
+                    # Each rank leads a process group: see _run_rank.
                     os.killpg(pid, signal.SIGKILL)  # also workers that a rank has left
             # Here, since the command that has made these copies may have been killed.
             shutil.rmtree(Path(request["root"], "volumes"), ignore_errors=True)
@@ -86,10 +88,13 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
             program = sys.modules["__main__"].__spec__
             line = [sys.executable, "-P", "-m", program.name if program else ""]
             os.execv(line[0], [*line, json.dumps([request, rank, port])])  # noqa: S606 - as it is
+        # As the leader of a session: one signal reaches the rank and all that it starts.
         os.setsid()
+        # serve() has a handler, which a fork inherits.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGKILL)
         folder = Path(request["folder"])
+        # Standard input carries the requests of the parent, of which a script must read nothing.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream, name in ((1, "out"), (2, "err")):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -100,6 +105,8 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
         env = {
             **node["env"],
             "PET_NPROC_PER_NODE": str(request["ranks"] // len(nodes)),
+            # As the training operator sets them on a node: node_env() makes the variables of a
+            # process of them, as the agent does.
             "WORLD_SIZE": str(request["ranks"]),
             "RANK": str(index),
             "MASTER_ADDR": "127.0.0.1",
@@ -109,6 +116,7 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
         env |= {name: str(index) for name in ("PET_NODE_RANK",) if name in env}
         for name, value in {**env, **node_env(env).process(local_rank)}.items():
             export(name, value)
+        # By faulthandler, since a rank that hangs in C runs no handler of Python.
         faulthandler.register(
             signal.SIGUSR2, (folder / f"stack-{rank}").open("w"), all_threads=False
         )
@@ -117,6 +125,7 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
             runpy.run_path(request["mounter"])["Mounts"]().add(node["mounts"])
         if option := request["local_rank_arg"]:
             node["argv"].append(f"{option}={local_rank}")
+        # All ranks share this machine, and the sums of one thread have one order.
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
         code = run(request, rank, lambda: run_as_main(node["argv"]))
@@ -124,6 +133,7 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        # Nothing of the parent process may run in a rank, such as its exit handlers.
         os._exit(code)
 
 
@@ -141,20 +151,25 @@ def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> d
             break
         if now - looked > _SAMPLE:
             looked = now
+            # Every batch, loss and step is a line, so a file that grows is progress.
             sizes = [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
             if sum(sizes) != progress[0]:
                 recorded = now
             if (sum(sizes), len(alive)) != progress or any(map(_is_active, alive.values())):
                 progress, quiet_since = (sum(sizes), len(alive)), now
+        # The ranks wait for each other: nothing is written, and no process runs. After a failure
+        # the others only have to notice it.
         if now - quiet_since > (_GRACE if failed else request["quiet"]):
             hung = not failed
             break
         time.sleep(_LOOK)
+    # While they are alive: each writes its stack itself.
     places = {rank: _place(pid, folder / f"stack-{rank}") for rank, pid in alive.items()}
     for pid in alive.values():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    # See Recorder.join: the number of the processes that the script has started itself.
     spawned = folder / "spawned"
     count = int(spawned.read_text()) if spawned.exists() else request["ranks"]
     return {"hung": hung, "places": places, "failed": failed, "ranks": count}
@@ -188,9 +203,11 @@ def _place(pid: int, file: Path) -> str:
 def serve(run: Run) -> None:
     """Answer requests, one per line, from standard input until it ends; for `run` see run_group."""
     if sys.argv[1:]:
+        # A rank with its own seed of hashes: see _run_rank, which has started this interpreter.
         request, rank, port = json.loads(sys.argv[1])
         _run_rank(request, rank, port, run)
     answers = os.dup(1)
+    # Only answers go to standard output; what libraries print goes to standard error.
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too
     die_with_parent(signal.SIGTERM)
@@ -204,6 +221,7 @@ def _warm() -> None:
     """Import what the first step of an optimizer would import in each process."""
     with contextlib.suppress(ImportError):
         import numpy as np  # noqa: F401, PLC0415 - a script has its own random numbers of it seeded
+    # The first step of an optimizer imports torch._dynamo: once here, and not in each rank.
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.ones(1)
     torch.optim.SGD([weight], lr=0.1).step()

@@ -20,11 +20,13 @@ def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:
     """Run a part of a script: the exit code, and how it ended."""
     try:
         function()
+    # Of BaseException, so that `except Exception` of a script does not catch it.
     except StopScript as stopped:
         return 0, {"how": "enough", "message": str(stopped)}
     except BaseException as error:  # noqa: BLE001 - nothing is above it
         if code := exit_code(error):
             reason = reason_of(error, code)
+            # As Python prints it: the script's standard error is kept beside the record.
             sys.excepthook(type(error), error, error.__traceback__)
             about = {"type": reason.type, "message": reason.message[:2000], "where": reason.where}
             return code, {"how": "error", **about}
@@ -42,6 +44,7 @@ def wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
         def wrapped(*args: Any, _original: Any = original, **options: Any) -> Any:
             return function(_original, *args, **options)
 
+        # Scripts and libraries ask for names and signatures; the attributes stay with the original.
         functools.update_wrapper(wrapped, original, updated=())
         for owner in owners:
             setattr(owner, name, wrapped)

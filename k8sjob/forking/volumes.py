@@ -64,6 +64,7 @@ def refuse_unhidden(spec: JobSpec, mounts: Mapping[str, str]) -> None:
 
 def detach(root: Path) -> None:
     """Let links of the working folders lead to copies, too, where they lead out of the run."""
+    # A list, since the loop adds files. rglob() follows no links itself.
     for link in [*(root / "replicas").rglob("*")]:
         if link.is_symlink() and not (source := link.resolve()).is_relative_to(root.resolve()):
             link.unlink()
@@ -76,10 +77,12 @@ def _copy(source: Path, target: Path, label: str) -> None:
     size = count = 0
     alone = [(str(source.parent), list[str](), [source.name])]
     walk = os.walk(str(source), followlinks=True) if source.is_dir() else iter(alone)
+    # Of a folder that exists already: the target's own parents may not.
     free = shutil.disk_usage(target.parents[2]).free
     # A link that leads back gives more and more files.
     for parent, _, names in walk:
         count += 1 + len(names)
+        # lost+found at the root of a disk, for example, is root's alone.
         readable = {*names} - {*_unreadable(parent, names)}
         size += sum(Path(parent, name).stat().st_size for name in readable)
         if size > min(MAX_BYTES, free) or count > MAX_FILES:
@@ -92,6 +95,7 @@ def _copy(source: Path, target: Path, label: str) -> None:
     if source.is_file():
         shutil.copy2(source, target)
     elif source.is_dir():
+        # Links are followed: a link in the copy would lead back to the user's file.
         shutil.copytree(source, target, ignore=_unreadable)
     else:  # the claim of a job that has not run here
         target.mkdir()

@@ -64,8 +64,11 @@ class Layout(NamedTuple):
     def of(cls, spec: JobSpec, nproc: int | None) -> Layout:
         """The layout to be run for a job: its own, or a smaller one with nodes and processes."""
         layout = cls(spec.nnodes, nproc or spec.nproc_per_node)
+        # Two of each are enough to tell nodes from processes, as a sampler that divides by the
+        # local rank does not.
         if layout.size > _MAX_PROCESSES:
             layout = cls(min(layout.nodes, 2), nproc or min(layout.processes, 2))
+        # One process has nothing to compare with: a job of one is proven for the day it has two.
         return cls(1, 2) if layout.size == 1 and nproc is None else layout
 
 
@@ -175,6 +178,7 @@ def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
         fields = difference._asdict() | {"cause": str(difference.cause), "next": advice}
         return Proof(equal=False, **fields, **answer)
     if not compared:
+        # No difference, and no step that one process could be compared at: that is no proof.
         steps = counted(common, "step")
         raise BackendError(message("nothing-compared", size=size, steps=steps, reason=reason))
     text = f"equal over {counted(compared, 'step')} on 1 process and on {ran}"
@@ -201,8 +205,11 @@ class _Runs:
     def evidence(self, layout: Layout) -> Evidence:
         """The traces of the runs; none follows one that fails."""
         many = self._run("many", layout, save=True, snapshot=True)
+        # What fails has its cause in the first run; the others would only fail again.
         if many.fails:
             return Evidence(many)
+        # The run may have ended by its time: the run of one process then does as many steps, and no
+        # more.
         done = min(len(trace.steps) for trace in many.traces)
         if not max(len(trace.steps) for trace in many.traces):
             script, ended = self.spec.run.script or self.spec.run.module, ""
@@ -215,19 +222,28 @@ class _Runs:
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
         single = Layout(1, 1)
         alone = self._run("one", single, **options)
+        # Backward passes of each rank for its first step: more than one where gradients are
+        # accumulated.
         losses = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
         if any(len(step.losses) == sum(losses) > 0 for step in alone.traces[0].steps[:1]):
             # It does the backward passes of all ranks for a step.
+            # So the script divides a global batch by the number of processes: one process gets the
+            # ranks' batches one after another.
             alone = self._run("single", single, **options, joined=False)
         # The agent gives all ranks one seed of hashes; another launcher does not.
         hashes = "PYTHONHASHSEED" not in self.spec.run.env
         again, hashed = self._run("again", layout, hashes=hashes), None
+        # With one seed of hashes once more: else a set's order would look like training that does
+        # not repeat.
         if hashes and not repeats(many, again):
             again, hashed = self._run("repeated", layout), again
+        # What the first run had on disk when it went on after its first checkpoint, one folder for
+        # each node.
         files = [Path(event["folder"]) for trace in many.traces for event in trace.of("snapshot")]
         if not files:
             return Evidence(many, alone, again, hashed=hashed)
         resumed = self._run("resumed", layout, files=files)
+        # One step is enough: it is asked only whether the script starts from the checkpoint at all.
         moved = self._run("moved", single, files=files, steps=1)
         return Evidence(many, alone, again, resumed, moved, hashed)
 

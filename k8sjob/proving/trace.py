@@ -113,6 +113,7 @@ class Trace:
                 self._on_training(event)
         self._close_evaluation()
         errors = file.with_name(f"{file.stem.replace('trace', 'err')}")
+        # A rank that was killed has written no end; its standard error may say more.
         if self.end["how"] == "killed" and errors.exists():
             self.end = {"how": "killed", "message": errors.read_text(errors="replace")[-2000:]}
 
@@ -123,6 +124,8 @@ class Trace:
     def _close_evaluation(self) -> None:
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
+            # A pass for training begins outside of any step, too, and is known as such by its first
+            # backward pass.
             evaluation.passes = [key for key in evaluation.passes if not self.passes[key].trained]
             if evaluation.passes or evaluation.reductions:
                 self.evaluations.append(evaluation)
@@ -138,12 +141,15 @@ class Trace:
         else:
             fields = {name: event[name] for name in ("size", "ids", "raw", "digests")}
             self.passes[key].batches.append(Batch(**fields, drawn=event.get("drawn") or []))
+            # The first batch of a pass: whether it is an evaluation or training is not known yet.
             if not event["index"]:
                 self._evaluating().passes.append(key)
 
     def _on_training(self, event: _Event) -> None:
         evaluation = self._evaluation
         match event["kind"]:
+            # A forward pass without gradients begins an evaluation, and the next backward pass ends
+            # it.
             case "mode" if not event["grad"]:
                 self._evaluating()
             case "backward":
@@ -233,6 +239,7 @@ def norm(sketch: Sketch) -> float:
 
 def distance(first: Sketch, second: Sketch) -> float:
     """About the length of the difference of two tensors."""
+    # Three random projections: the mean of their squares estimates the squared length.
     parts = [(a - b) ** 2 for a, b in zip(first[1:], second[1:], strict=True)]
     return math.sqrt(sum(parts) / len(parts))
 
@@ -276,7 +283,10 @@ def largest_gap(
     at, most = 0, 0.0
     for index, pair in enumerate(zip(first, second, strict=False)):
         a, b = (sketch or _ZERO for sketch in pair)
+        # The floor: a gradient that is nearly zero may differ by all of its length.
         gap = distance(a, b) / max(norm(a), norm(b), floor)
+        # Two tensors with nan in the same run are equal; one of them alone is the largest
+        # difference.
         if not math.isfinite(gap):
             gap = 1e9 if math.isfinite(norm(a)) or math.isfinite(norm(b)) else 0.0
         if gap > most:
@@ -308,6 +318,7 @@ def shares(
     size = len(rows)
     table = [[_dot(row, column) for column in (*rows, goal)] for row in rows]
     for i in range(size):
+        # Gauss-Jordan with pivots: the client has no numpy, and there are a few ranks.
         pivot = max(range(i, size), key=lambda r: abs(table[r][i]))
         table[i], table[pivot] = table[pivot], table[i]
         if abs(table[i][i]) < 1e-30:

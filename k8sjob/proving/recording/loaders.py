@@ -42,6 +42,7 @@ def describe(loader: Any) -> dict[str, Any]:
     base: Any = BaseData(loader).dataset
     fingerprint, _ = own_fingerprint = _fingerprint(base)
     if base is not loader.dataset:
+        # A subset may be another one on each rank: then the script has divided the data itself.
         own_fingerprint = _fingerprint(loader.dataset)
     return {
         "length": _or_none(len, loader.dataset),
@@ -65,6 +66,7 @@ def pads(loader: Any) -> list[float | None]:
         return []
     with contextlib.suppress(Exception):  # a data set may be anything
         size = len(loader.dataset)
+        # From the whole data set, as sorted data have samples of one length side by side.
         samples = [loader.dataset[at * (size - 1) // 15] for at in range(16)]
         return padding(samples, loader.collate_fn)
     return []
@@ -81,6 +83,7 @@ def _fingerprint(source: Any) -> tuple[int | None, bool]:
         size, digests = len(source), [list[int](), list[int]()]
         for samples in digests:
             for index in sorted({0, size // 3, size // 2, size - 1}):
+                # So an augmentation gives the same sample in each run, and on each rank.
                 rng.seed_all(index)
                 samples.append(digest(source[index]))
         return digest([type(source).__name__, size, *digests[0]]), digests[0] == digests[1]
@@ -89,6 +92,7 @@ def _fingerprint(source: Any) -> tuple[int | None, bool]:
 
 def _shuffles(sampler: Any) -> bool:
     """Whether a sampler is to give another order in each epoch."""
+    # torch's DistributedSampler and those made like it.
     of_epoch = hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True)
     return of_epoch or isinstance(sampler, data.RandomSampler)
 
@@ -96,6 +100,7 @@ def _shuffles(sampler: Any) -> bool:
 def _epochs(source: Any) -> dict[str, int]:
     """The epoch that a data set keeps, of which persistent workers have a copy."""
     attributes = getattr(source, "__dict__", {})
+    # By the name: there is no interface for it, and data sets with set_epoch() keep such a number.
     return {name: n for name, n in attributes.items() if "epoch" in name and type(n) is int}
 
 

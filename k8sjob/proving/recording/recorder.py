@@ -149,6 +149,7 @@ class Recorder:
         self._unsaved, self._ended, self._started = False, False, time.time()
 
     def _open(self) -> None:
+        # A line at a time: a rank may be killed, and the parent watches how the file grows.
         self._file = (self.folder / f"trace-{self.rank}.jsonl").open("a", buffering=1)
         self._pid = os.getpid()
 
@@ -163,6 +164,7 @@ class Recorder:
         It ends instead where another one stands for it: in a reference run rank 0 for all, on a
         node the processes that the first one has started, unless each starts one.
         """
+        # In the process that runs the script these are other processes, of mp.spawn or Process.
         if self.replay:
             if rank:
                 os._exit(0)
@@ -170,6 +172,7 @@ class Recorder:
             os.kill(os.getppid(), LEAVE)
             os._exit(0)
         self.rank, self._passes = rank, {}
+        # The parent process of the script has recorded under its own rank until now.
         (self.folder / f"trace-{rank}.jsonl").unlink(missing_ok=True)  # of who has started it
         (self.folder / "spawned").write_text(str(world_size))
         self._open()
@@ -215,6 +218,7 @@ class Recorder:
             self.event("pass", **where, **loaders.describe(loader))
         again = None
         if self.replay is not None:
+            # cached: to find the padding reads samples, and is seldom needed.
             again = self.replay.batches(number, at, functools.cache(lambda: self._pads(loader)))
         self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
@@ -226,6 +230,8 @@ class Recorder:
                 current = _LoadedBatch((number, at, index), batch, about["size"], about["digests"])
                 self._current, self._trained = current, False
                 self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append(current)
+                # Random numbers are counted from the batch on, so that those of the ranks can be
+                # found by number.
                 self._drawn, self._rank_draws = 0, []
                 if self.replay is not None:
                     self._rank_draws = self.replay.draws(number, at, index)
@@ -244,6 +250,7 @@ class Recorder:
         source, base = original(loader), loaders.BaseData(loader)
         self.fetching = False
         streams = isinstance(loader.dataset, data.IterableDataset)
+        # Indices that the sampler gave: workers read ahead, so they come long before their batch.
         asked: deque[Any] = vars(source).setdefault("_k8sjob_asked", deque())
         while True:
             self.fetching = True
@@ -257,6 +264,7 @@ class Recorder:
             drawn = vars(source).pop("_k8sjob_drawn", drawn)
             indices = asked.popleft() if asked else None
             indices = indices if isinstance(indices, list) else [indices]
+            # A sampler may give anything that the data set takes, such as keys.
             are_numbers = all(hasattr(index, "__int__") for index in indices)  # not so None
             raw = [int(index) for index in indices] if are_numbers else None
             size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
@@ -300,13 +308,17 @@ class Recorder:
         """Random numbers that a step has drawn: recorded, or replaced by those of all ranks."""
         if self.fetching or not self.active or not torch.is_tensor(result):
             return result
+        # Short orders come again by chance.
         if name == "randperm" and result.numel() > 3:
             self.event("order", digest=digest(result), size=result.numel())
+        # Before the first batch random numbers make weights and splits, and belong to no step.
         if self._current is None:
             return result
         at, self._drawn = self._drawn, self._drawn + 1
+        # Larger ones would fill the disk.
         if self.options.get("save") and result.numel() <= 1 << 22:
             self._draws.append(result.detach().clone())
+        # The first ones show whether the ranks draw alike; few numbers are equal by chance.
         recorded = at < 64 and result.numel() > 3 and torch.is_grad_enabled()
         if recorded and (self.depth or name == "dropout"):
             self.since["draws"].append((name, digest(result)))
@@ -317,6 +329,7 @@ class Recorder:
                 with torch.no_grad():
                     result.copy_(joined)
             alike = all(torch.equal(part, parts[0]) for part in parts)
+            # The ranks had different numbers, and one process gets only one of them.
             if used and not alike and (joined is None or joined is parts[0]):
                 self.since["alone"] = True
         return result
@@ -326,6 +339,7 @@ class Recorder:
         numpy = sys.modules.get("numpy")
         numpy_state = numpy.random.get_state() if numpy else ("", b"")
         generators = [str(generator.bit_generator.state) for generator in self.generators]
+        # A tuple of 625 numbers: their hash is the same in all processes, as it is of numbers.
         python = hash(random.getstate()[1])
         drawn = digest([str(numpy_state[2:]), bytes(numpy_state[1]), *generators])
         return [digest(torch.get_rng_state()), python, drawn]
@@ -335,7 +349,9 @@ class Recorder:
     def forward(self, module: nn.Module, args: Any) -> None:
         """A module is called."""
         self.depth += 1
+        # Half precision, with which gradients are compared more loosely.
         self.rounds = self.rounds or torch.is_autocast_enabled("cpu")
+        # Only the outermost call of a model is looked at.
         if self.depth > 1 or not self.active:
             return
         if self._current is None and torch.is_grad_enabled() and args and self.steps < _INPUTS:
@@ -344,7 +360,9 @@ class Recorder:
             self._training = sum(part.training for part in module.modules())
             self._see_slice(args)
         elif not module.training and self._current is not None:  # an evaluation
+            # Its batches wait for no backward pass.
             self._pending.pop(self._current.key[:2], None)
+        # Only changes: a line for each call would be most of the record.
         mode = (module.training, torch.is_grad_enabled())
         if mode != self._mode:
             self._mode = mode
@@ -370,6 +388,7 @@ class Recorder:
         prefix, file = f"{number}:" if number else "", f"model-{number}.pt"
         named = {_plain(name): p for name, p in module.named_parameters()}
         sharded = any(hasattr(p, "to_local") for p in named.values())
+        # A part of each parameter is on each rank, and one process cannot be given a part.
         if not sharded:
             values = {**named, **{_plain(name): b for name, b in module.named_buffers()}}
             if self.replay is not None:
@@ -379,6 +398,8 @@ class Recorder:
         for name, parameter in named.items():
             self._names.setdefault(id(parameter), prefix + name)
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "to_local"):
+                # A hook of the tensor sees the rank's own gradient, before DistributedDataParallel
+                # averages it.
                 hook = functools.partial(self._see_gradient, parameter)
                 parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         parts = list(module.named_modules())
@@ -406,6 +427,7 @@ class Recorder:
             return
         mine = sketch(grad)
         before = self._local.get(id(parameter))
+        # A further backward pass for the same step: hooks see each addend alone.
         if before is not None and parameter.grad is not None and bool(parameter.grad.any()):
             total = [a + b for a, b in zip(before, mine, strict=True)]
             total[0] = max(before[0], mine[0])  # the squares do not add; only a scale
@@ -417,6 +439,7 @@ class Recorder:
         if not self.active or not isinstance(loss, Tensor):
             return
         trained = {batch.key: batch for held in self._pending.values() for batch in held}
+        # All batches that were read since the last backward pass: a loop may read several loaders.
         for held in self._pending.values():
             held.clear()
         if self._current is not None and not self._trained:
@@ -429,6 +452,7 @@ class Recorder:
                 self._saved += file.stat().st_size
         host, since = self._states(), self.since
         value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
+        # Gradients of the step before are still there: zero_grad() was left out on this rank.
         accumulates = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
         self._stepped = []
         self._backwards += 1
@@ -460,7 +484,9 @@ class Recorder:
             self.backward(self._differentiated)
         parameters = _parameters(optimizer)
         for parameter in parameters:
+            # Of no model that was called: a parameter that the script has made alone.
             self._names.setdefault(id(parameter), f"parameter {len(self._names)}")
+        # Here, as training goes on after a checkpoint: the files of the save are complete by now.
         self._snapshot()
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         self._rates = [group.get("lr") for group in optimizer.param_groups]
@@ -478,6 +504,8 @@ class Recorder:
             "before": [sketch(p) for p in parameters],
             "grads": [None if p.grad is None else sketch(p.grad) for p in parameters],
         }
+        # One process has the rate of the ranks in its step, as a schedule may count batches:
+        # options, as the script has set them, are compared before.
         recorded = self.replay.rates.get((number, self.steps)) if self.replay else None
         if recorded and len(recorded) == len(optimizer.param_groups):
             for group, rate in zip(optimizer.param_groups, recorded, strict=True):
@@ -518,6 +546,7 @@ class Recorder:
         self._stepped_at = self._backwards
         self.steps += 1
         self._begun = self._begun or time.process_time()
+        # A BaseException ends the script from here: see StopScript.
         if self.steps >= self._last_step():
             raise StopScript
 
@@ -528,6 +557,8 @@ class Recorder:
             return min(self._limit, int(file.read_text() or self._limit))
         if self.rank == 0 and time.process_time() - self._begun > self.options["seconds"]:
             draft = self.folder / "last-step.new"
+            # Some steps ahead: other ranks may be further by one or two, and all must end at the
+            # same one.
             draft.write_text(str(self.steps + 3))
             draft.replace(file)
         return self._limit
@@ -537,6 +568,7 @@ class Recorder:
     def saved(self, path: str) -> None:
         """A checkpoint is written."""
         self.event("save", step=self.steps, path=path)
+        # A file of the beginning, as of pretrained weights, is no checkpoint of the training.
         self._unsaved = self._unsaved or self.steps > 0
 
     def loaded(self, path: str) -> None:
@@ -558,6 +590,7 @@ class Recorder:
         size = 0
         for file in (file for folder in folders for file in Path(folder).rglob("*")):
             stat = file.lstat()
+            # New files of this run only; the others are there in the next run as well.
             if not file.is_file() or file.is_symlink() or stat.st_mtime < self._started - 1:
                 continue
             size += stat.st_size
@@ -576,6 +609,7 @@ def _numbers(schedule: Any) -> list[int]:
     public = (name for name in attributes if not name.startswith("_"))
     values = [attributes[name] for name in public if name != "last_epoch"]
     for function in attributes.get("lr_lambdas", ()):
+        # functools.partial, as transformers makes its schedules.
         values += getattr(function, "keywords", {}).values()
         if inspect.isfunction(function):
             closure = inspect.getclosurevars(function)

@@ -43,12 +43,14 @@ class Replay:
             event = json.loads(line)
             if event["kind"] == "batch":
                 loader = event["loader"]
+                # The name of the file in which the recorder keeps this batch.
                 key = f"batch-{rank}-{loader}-{event['number']}-{event['index']}"
                 self._counts[key] = event["size"]
                 self._sites[loader] = loader
             elif event["kind"] == "backward":
                 for loader, number, index in event["batches"]:
                     size = self._counts[f"batch-{rank}-{loader}-{number}-{index}"]
+                    # The first batch that was trained on: later ones may be shorter.
                     self._sizes.setdefault(loader, {}).setdefault(rank, size)
             elif event["kind"] == "step" and rank == 0:
                 rates = [group.get("lr") for group in event["options"]]
@@ -57,6 +59,8 @@ class Replay:
     def loader(self, site: int) -> int:
         """The loader of that run that stands for the one made at this place of the code."""
         if site not in self._sites:
+            # The place of the code differs where one process takes another branch: then the next
+            # loader in order.
             unused = (loader for loader in self._sizes if loader not in self._used)
             self._sites[site] = next(unused, site)
             self._used.add(self._sites[site])
@@ -87,6 +91,7 @@ class Replay:
             groups = [[file] for group in groups for file in group]
         if files:
             return ((*self._joined(group, pads), None, None, None) for group in groups)
+        # The ranks had no such pass; what follows cannot be compared.
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
             raise StopScript
         return None
@@ -94,6 +99,8 @@ class Replay:
     def _joined(
         self, files: list[tuple[int, Path]], pads: Callable[[], list[float | None]]
     ) -> tuple[Any, int]:
+        # The recorder has written them in this proof, and a batch may be of any class of the
+        # script.
         parts = [torch.load(file, weights_only=False) for _, file in files]
         sizes = [self._counts[file.stem] for _, file in files]
         for find_pads in (list[float | None], pads):  # mostly no padding is needed

@@ -18,6 +18,7 @@ _MAX: Final = 1 << 20
 @lru_cache(maxsize=256)
 def _signs(size: int) -> Tensor:
     """Three rows of `size` signs, the same in every process."""
+    # By a generator of its own: the script's random numbers stay as they are.
     bits = _randint(0, 2, (3, size), generator=torch.Generator().manual_seed(size))
     return bits.to(torch.float64) * 2 - 1
 
@@ -52,6 +53,7 @@ def _sketch_of_part(tensor: Any) -> list[float]:
 def _project(flat: Tensor, signs: Tensor | None = None) -> list[float]:
     if signs is None:
         if flat.numel() > _MAX:
+            # Of a very large tensor every n-th element.
             flat = flat[:: -(-flat.numel() // _MAX)]
         signs = _signs(flat.numel())
     values = flat.to("cpu", torch.float64)
@@ -68,6 +70,7 @@ def digest(value: Any) -> int:
 def _feed(digester: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         tensor = value.detach().to("cpu").contiguous()
+        # numpy has none.
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.to(torch.float32)
         digester.update(str(tuple(tensor.shape)).encode())
@@ -78,6 +81,7 @@ def _feed(digester: Any, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for member in value:
             _feed(digester, member)
+    # The default repr has the address, which differs in each process.
     elif (kind := cast("Any", type(value))).__repr__ is object.__repr__:  # has an address
         digester.update(kind.__name__.encode())
     else:
@@ -87,6 +91,7 @@ def _feed(digester: Any, value: Any) -> None:
 def _leaves(batch: Any) -> list[Any]:
     if isinstance(batch, Mapping):
         return [leaf for key in batch for leaf in _leaves(batch[key])]
+    # A list of numbers or texts is one leaf, with as many samples.
     if isinstance(batch, list | tuple) and any(
         isinstance(member, Tensor | Mapping | list | tuple) for member in batch
     ):
@@ -151,6 +156,7 @@ def join(  # noqa: PLR0911 - one for each type
     if isinstance(first, Mapping):
         joined = {key: join([part[key] for part in parts], sizes, pads) for key in first}
         try:
+            # Mappings of other libraries may take other arguments.
             return type(first)(joined)  # type: ignore[call-arg]
         except TypeError:
             return joined
@@ -158,11 +164,13 @@ def join(  # noqa: PLR0911 - one for each type
         plain = not any(isinstance(part, Tensor | Mapping | list | tuple) for part in first)
         listed = [len(part) for part in parts]
         of_samples = listed == sizes and _is_of_samples(first, sizes[0])
+        # One entry for each sample, so the lists of the ranks follow each other.
         if plain or of_samples or listed != [len(first)] * len(parts):
             return type(first)(sample for part in parts for sample in part)
         members = [join(list(each), sizes, pads) for each in zip(*parts, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
     if hasattr(first, "__dict__"):
+        # A class of the script or of a library: its attributes are joined one by one.
         copy = object.__new__(type(first))
         copy.__dict__.update(join([vars(part) for part in parts], sizes, pads))
         return copy
@@ -217,6 +225,7 @@ def _join_tensors(parts: list[Tensor], sizes: list[int], value: float | None) ->
     for part in parts:
         pads: list[int] = []
         for d in reversed(range(part.dim())):
+            # torch.nn.functional.pad counts from the last dimension, with a pair for each.
             pads += [0, 0 if d == at else longest[d] - part.shape[d]]
         if any(pads) and value is None:
             raise LookupError
@@ -236,6 +245,7 @@ def join_draws(parts: list[Tensor], shape: torch.Size, *, permutes: bool = False
         remaining = {(*part.shape[:at], *part.shape[at + 1 :]) for part in parts}
         fits = remaining == {(*shape[:at], *shape[at + 1 :])}
         if fits and sum(part.shape[at] for part in parts) == shape[at]:
+            # An order within a rank's batch moves by the samples of the ranks before it.
             begins = [sum(map(len, parts[:rank])) if permutes else 0 for rank in range(len(parts))]
             return torch.cat(
                 [part + b if b else part for part, b in zip(parts, begins, strict=True)], at

@@ -78,6 +78,8 @@ def install(recorder: Recorder) -> None:
 
 def _wrap_modules(recorder: Recorder) -> None:
     def before(module: nn.Module, args: Any) -> None:
+        # Its dropout is drawn within torch's kernel, where nothing can be recorded or replaced: it
+        # is off in all runs.
         if isinstance(module, nn.RNNBase) and module.dropout:
             module.dropout = 0.0
         recorder.forward(module, args)
@@ -88,6 +90,7 @@ def _wrap_modules(recorder: Recorder) -> None:
             recorder.rounds = True
 
     def backward(original: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        # Functions of autograd call backward inside, as activation checkpointing does.
         outer = recorder.differentiating
         if not outer:
             recorder.backward(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
@@ -103,6 +106,8 @@ def _wrap_modules(recorder: Recorder) -> None:
         return original(outputs, *args, **options)
 
     modules.register_module_forward_pre_hook(before)
+    # always_call: also after an exception, which the script may catch; else the depth would be
+    # wrong.
     modules.register_module_forward_hook(after, always_call=True)
 
     def load(original: Any, *args: Any, **options: Any) -> Any:
@@ -113,16 +118,19 @@ def _wrap_modules(recorder: Recorder) -> None:
     wrap(nn.Module, "load_state_dict", load)
     wrap(torch.autograd, "backward", backward)
     wrap(torch.autograd, "grad", grad)
+    # Compiled code would call no hooks of the modules inside. As a decorator it has no model yet.
     wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
 
 
 def _wrap_optimizers(recorder: Recorder) -> None:
     def clip(original: Any, *args: Any, **options: Any) -> Any:
+        # The limit, which is the second argument of both functions.
         most = args[1] if len(args) > 1 else options.get("max_norm", options.get("clip_value"))
         recorder.since["clips"].append(float(most or 0))
         return original(*args, **options)
 
     def hook(original: Any, *args: Any, **options: Any) -> Any:
+        # A hook that compresses gradients makes them less exact: see Evidence.tolerance.
         recorder.event("hook")
         return original(*args, **options)
 
@@ -146,6 +154,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
 
     def asked(original: Any, iterator: Any) -> Any:
         indices = original(iterator)
+        # On the iterator: several passes over a loader may be open at once.
         vars(iterator).setdefault("_k8sjob_asked", deque()).append(indices)
         recorder.sampled()
         return indices
@@ -153,10 +162,13 @@ def _wrap_loaders(recorder: Recorder) -> None:
     loaders: dict[int, list[weakref.ref[Any]]] = {}
 
     def create(original: Any, loader: Any, *args: Any, **options: Any) -> None:
+        # The place in the code tells which loader of the ranks this one is, in the run of one
+        # process too.
         place = _site()
         earlier = loaders.setdefault(place, [])
         site = place + (at := _free(earlier, args[0] if args else options.get("dataset")))
         size = recorder.replay.batch_size(site) if recorder.replay and recorder.active else None
+        # A batch_sampler, which may also be the fifth argument, decides about sizes by itself.
         if size and options.get("batch_sampler") is None and len(args) < 5:
             # The batch of all ranks together: len() is then that of their loaders.
             if len(args) > 1:
@@ -164,6 +176,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
             else:
                 options["batch_size"] = size
         original(loader, *args, **options)
+        # DataLoader refuses some attributes once it is made.
         object.__setattr__(loader, "_k8sjob_site", site)
         earlier[at : at + 1] = [weakref.ref(loader)]
 
@@ -175,6 +188,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
 
         parts = recorder.replay.parts
 
+        # The sampler of k8sjob's own runtime divides a batch of each rank's size by itself.
         def larger(original: Any, sampler: Any, /, *args: Any, **options: Any) -> None:
             if options.get("batch_size") is not None:
                 options["batch_size"] *= parts
@@ -205,6 +219,7 @@ def _wrap_workers(recorder: Recorder) -> None:
     def received(original: Any, iterator: Any, message: Any, *args: Any) -> Any:
         if isinstance(message, Fetched):
             vars(iterator)["_k8sjob_drawn"] = message.drawn
+            # Before torch's own method, which pins and returns what it gets.
             message = message.batch
         return original(iterator, message, *args)
 
@@ -216,6 +231,7 @@ def _wrap_workers(recorder: Recorder) -> None:
     wrap(_MapDatasetFetcher, "fetch", fetched)
     wrap(_MultiProcessingDataLoaderIter, "_process_data", received)
     numpy = sys.modules.get("numpy")
+    # Only where the parent process has numpy: see ranks._warm.
     if numpy is not None:
         wrap(numpy.random, "default_rng", made)
 
@@ -231,9 +247,11 @@ def _free(loaders: list[weakref.ref[Any]], dataset: Any) -> int:
 
 def _site() -> int:
     """The place of the code that makes a loader, by all its callers."""
+    # Without this function, create() and wrapped().
     frame, places = sys._getframe(3), list[str]()  # noqa: SLF001 - documented
     while frame is not None:
         places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        # The frames above are those that start the script, which differ between the runs.
         if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
             break
         frame = frame.f_back  # type: ignore[assignment]
@@ -241,6 +259,7 @@ def _site() -> int:
 
 
 def _wrap_random(recorder: Recorder) -> None:
+    # Before it is wrapped: these numbers are recorded once, by draw().
     rand = torch.rand
 
     def drawn(name: str) -> Callable[..., Any]:
@@ -250,19 +269,25 @@ def _wrap_random(recorder: Recorder) -> None:
         bound = inspect.signature(original).bind(*args, **options)
         bound.apply_defaults()
         tensor, p = bound.args[:2]
+        # Nothing is drawn, or nothing that matters.
         if not bound.arguments["training"] or not 0 < p < 1 or not recorder.active:
             return original(*args, **options)
         shape = tensor.shape
         if original.__name__ != "dropout":  # of whole channels
             shape = torch.Size([*shape[:2], *[1] * (tensor.dim() - 2)])
+        # Dropout is computed from torch.rand here, so that one process can be given the ranks'
+        # numbers: torch's kernel draws inside.
         numbers = recorder.draw(rand(shape, device=tensor.device), "dropout")
         mask = (numbers >= p).to(tensor.dtype) / (1 - p)
         return tensor.mul_(mask) if bound.arguments["inplace"] else tensor * mask
 
     def attention(original: Any, *args: Any, dropout_p: float = 0.0, **options: Any) -> Any:
         if len(args) > 4:
+            # Off, since its mask cannot be replaced.
             dropout_p, args = args[4], (*args[:4], 0.0, *args[5:])
         if dropout_p:
+            # The kernel of attention draws its own mask; these numbers only show whether ranks draw
+            # alike.
             recorder.draw(rand(16), "dropout", used=False)
         return original(*args, **options)
 
@@ -282,6 +307,7 @@ def _wrap_collectives(recorder: Recorder) -> None:
         def call(original: Any, *args: Any, **options: Any) -> Any:
             tensor = args[0] if args else options.get("tensor")
             result = original(*args, **options)
+            # A Work is returned by an asynchronous call, whose tensor is not reduced yet.
             after = _values(tensor) if result is None else None
             recorder.since["reduced"] |= name == "all_reduce" and not recorder.differentiating
             recorder.event("collective", name=name, after=after)
@@ -291,15 +317,18 @@ def _wrap_collectives(recorder: Recorder) -> None:
 
     def start(original: Any, *args: Any, **options: Any) -> Any:
         bound = inspect.signature(original).bind(*args, **options).arguments
+        # The runs are on this machine's CPU.
         if "nccl" in str(bound.get("backend")) and not torch.cuda.is_available():
             bound["backend"] = "gloo"
         env, numbers = copy_environ(), {}
         for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
             argument = bound.get(name, -1)
             numbers[name] = int(env.get(variable, 0)) if argument in {-1, None} else argument
+        # A process that the script has started becomes a rank with its process group.
         if not recorder.active:
             recorder.join(**numbers)
         if recorder.replay and numbers["world_size"] > 1:
+            # One process stands for all ranks: it meets nobody.
             bound |= {"rank": 0, "world_size": 1}
         return original(**bound)
 
@@ -319,6 +348,7 @@ def _wrap_group(recorder: Recorder) -> None:
 
     def alone(original: Any, group: Group, *args: Any, **options: Any) -> Any:
         result = original(group, *args, **options)
+        # With several ranks, torch's all_reduce has been recorded inside.
         if group.world_size == 1:
             after = result if isinstance(result, list) else _values(result)
             recorder.event("collective", name="all_reduce", after=after)
@@ -333,6 +363,7 @@ def _wrap_files(recorder: Recorder) -> None:
             named = [*args[at : at + 1], options.get("f"), options.get("checkpoint_id")]
             target = next((argument for argument in named if argument is not None), None)
             path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
+            # torch.save of the recorder itself is no checkpoint.
             own_folder = f"{recorder.folder.parent}{os.sep}"
             try:
                 return original(*args, **options)
@@ -344,6 +375,7 @@ def _wrap_files(recorder: Recorder) -> None:
 
         return call
 
+    # save(state, path) and load(path): the path is at 1 and 0; of dcp it may be checkpoint_id.
     for owner in (torch, dcp):
         wrap(owner, "save", noted(recorder.saved, 1))
         wrap(owner, "load", noted(recorder.loaded, 0))
@@ -363,11 +395,13 @@ def _wrap_processes(recorder: Recorder) -> None:
             sys.exit(code)
 
     def begin(original: Any, process: Any, *args: Any, **options: Any) -> Any:
+        # Workers of a DataLoader are no ranks.
         if process._target is not worker._worker_loop:  # noqa: SLF001 - likewise
             recorder.child = process._identity[-1]  # noqa: SLF001 - likewise
             method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
             if method != "fork":  # a new interpreter has random numbers of its own
                 rng.seed_all(SEED, recorder.rank + recorder.child - 1)
+            # A subclass of Process overrides run().
             name = "_target" if process._target else "run"  # noqa: SLF001 - likewise
             setattr(process, name, functools.partial(recorded, getattr(process, name)))
         return original(process, *args, **options)
@@ -390,6 +424,7 @@ def _alone(
         is_size = named and type(value) is int and value > 1 and parts % value == 0
         return 1 if is_size else value
 
+    # The number of processes is often a global of the script, such as WORLD_SIZE.
     names = vars(sys.modules[fn.__module__])
     names |= {name: alone(name, value) for name, value in names.items()}
     parameters = [*inspect.signature(fn).parameters, *[""] * len(args)]

@@ -21,6 +21,7 @@ _MOST = 0.6
 
 def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
     """The samples by keys that hold on all ranks: "ids" of one data set, or contents."""
+    # Indices mean the same samples only in one data set.
     same = len({row.about["data"] for row in rows}) == 1 and rows[0].about["data"] is not None
     kind = "ids" if same and all(row.samples("ids") for row in rows) else "digests"
     return kind, [row.samples(kind) for row in rows]
@@ -30,6 +31,7 @@ def training(evidence: Evidence) -> Iterator[list[Pass]]:
     """Each pass over training data, by rank."""
     for key, first in evidence.ranks[0].passes.items():
         rows = [trace.passes[key] for trace in evidence.ranks if key in trace.passes]
+        # A pass that some ranks do not have is a matter of other rules.
         if first.trained and len(rows) == evidence.size:
             yield rows
 
@@ -62,8 +64,11 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
         length, size, batches = about["length"], about["batch_size"], about["batches"]
         shared, least = _shared(samples), min(len(set(rank)) for rank in samples)
         if _drawn(kind, samples):
+            # With replacement, ranks have samples in common by chance; the same one in the same
+            # place, they do not.
             rounds = [*zip(*samples, strict=False)]
             shared, least = sum(len(set(row)) < len(row) for row in rounds), len(rounds)
+        # Each rank has batches for the whole data set: nothing divides it.
         whole = kind == "ids" and length and batches and size and batches * size >= length > size
         if shared >= _MOST * least or (whole and shared):
             text = message("same-data", shared=shared, least=least)
@@ -92,7 +97,9 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         complete = all(row.complete for row in rows)
         if _drawn(kind, samples):
             continue
+        # Contents may be equal by themselves, as empty pictures are; indices are not.
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
+            # A sampler repeats some samples so that all ranks have equally many; padded() notes it.
             if _padding(kind, samples, rows):
                 continue
             text = "the ranks' parts of the data overlap"
@@ -100,6 +107,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             at, pair = _first_repeated(samples, rows), (0, twice)
             yield Difference(Fault.OVERLAP, at, "input", text, values=pair)
         length = about["length"] if kind == "ids" and not about["iterable"] else None
+        # These may choose a part of the data on purpose.
         chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
         if not complete or not length or twice or chosen:
             continue
@@ -107,6 +115,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         # A sampler of batches decides itself how large they are, and leaves the rest out.
         size = about["batch_size"] or max(part.size for row in rows for part in row.batches)
         batch, by_sampler = size * evidence.size, about["batch_size"] is None
+        # What is missing is less than a global batch, and was left out as the last one.
         incomplete = by_sampler or about["drop_last"] or missing == length % batch
         if missing > length % evidence.size and not (incomplete and missing < batch):
             text = f"{missing} of {length} samples are on no rank in a pass"
@@ -158,8 +167,10 @@ def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
         workers = rows[0].about.get("workers", 0)
         draws = [[batch.drawn for batch in row.batches] for row in rows]
         for at, drawn in enumerate(zip(*draws, strict=False)):
+            # Worker n prepares batch n first.
             if at < max(workers, 1):  # a process's first one: it may be a seed of each sample
                 continue
+            # A draw is its source with the states before and after: equal ones gave equal numbers.
             if any(all(draw in rank for rank in drawn[1:]) for draw in drawn[0]):
                 where = " in the workers of their DataLoaders" if workers else ""
                 text = message("same-augmentation", where=where)
@@ -170,6 +181,7 @@ def divided_twice(evidence: Evidence) -> Iterator[Difference]:
     """A sampler divides data sets that are not the same on all ranks."""
     for rows in training(evidence):
         fingerprints = [row.about["own"] for row in rows]
+        # None: the data set gives other samples each time, or cannot be read by index.
         if (rows[0].about["replicas"] or 1) < 2 or None in fingerprints:
             continue
         for rank, fingerprint in enumerate(fingerprints):
@@ -198,10 +210,12 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
         most, least = counts.index(max(counts)), min(counts)
         alone = rows[most].step + least
         steps = evidence.ranks[most].steps
+        # Passes that begin at different steps cannot be laid side by side.
         if len({row.step for row in rows}) > 1 or not all(row.complete for row in rows):
             return
         if counts[most] == least or alone >= len(steps) or steps[alone].sizes == []:
             continue
+        # 1: the rank steps with its own gradient; less: that was divided among ranks that had none.
         (share,), _ = shares(steps[alone].grads, [steps[alone].local])
         if share < 0.95:
             later = [step.sizes for trace in evidence.ranks for step in trace.steps[alone:][:1]]
@@ -233,6 +247,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
     """A data set is given its epoch, and persistent workers have a copy of it from before."""
     for first, second, _ in _repeated(evidence, "digests"):
         changed = [name for name in ("epochs", "data") if first.about[name] != second.about[name]]
+        # The number that the data set keeps has changed, and what the workers give has not.
         if "epochs" in changed and ("data" in changed or second.about["iterable"]):
             text, advice = message("unseen-epoch"), message("epoch-in-shared-memory")
             yield Difference(Fault.NOT_RESEEDED, second.step, "input", text, rank=0, next=advice)
@@ -241,6 +256,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
 def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
     """A shuffled order comes again."""
     for _, second, samples in _repeated(evidence, "raw"):
+        # An order that rises is none of a shuffle.
         if second.about["shuffles"] and any(a > b for a, b in pairwise(samples)):
             text = "the samples of this pass come in the same order as those of the one before"
             yield Difference(Fault.NOT_RESEEDED, second.step, "input", text, rank=0)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     _Pair = tuple[Any, Any]
 
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+# The possessive quantifiers keep the time linear: without them it grew with the cube of the text.
 _CLOCK: Final = re.compile(
     r"(?i)(?:time|took|elapsed)\W{0,3}[\d.:]+"
     r"|(?<![\d.:])[\d.:]++ ?(?:(?:m?s|secs?|seconds?|minutes?)\b|\w{0,30}+/s\w*)"
@@ -34,6 +35,7 @@ def result(evidence: Evidence) -> Iterator[Difference]:
         miscount = None if alone is None or partial else _miscounted(evidence, many, alone)
         if miscount is not None:
             text, pair = miscount
+            # Without a reduction each rank has a result of its own; rank 0's is compared.
             rank = None if many.reductions else 0
             yield Difference(Fault.EVALUATION, many.step, "evaluation", text, None, rank, pair)
 
@@ -66,6 +68,7 @@ def _miscounted(
     total = sum(map(len, samples))
     unique = len({sample for rank in samples for sample in rank})
     divided = bool(samples) and max(map(len, samples)) < unique
+    # The second equal run, in which a number must come again to count: see _repeats.
     repeated = evidence.again.traces[0].evaluations if evidence.again else []
     again = next((evaluation for evaluation in repeated if evaluation.step == many.step), many)
     losses = _training_losses(evidence.ranks[0], many.step)
@@ -81,6 +84,7 @@ def _miscounted(
         pair = reduced or printed or counted
         if pair:
             return f"{total} samples are counted and there are {unique}: some are repeated", pair
+    # Within 2 %: the last digits that are printed are rounded.
     for expected, value in differing:
         if abs(value - size * expected) > 0.02 * abs(value):
             continue
@@ -88,6 +92,7 @@ def _miscounted(
             return message("evaluated-by-all", unique=unique), (expected, value)
         if _is_reduced(value, many) and _is_reduced(expected, alone):
             return message("means-added"), (expected, value)
+    # Gathered values are not recorded, so only a single printed number is known to be of them.
     gathered = not many.reduced and len(re.findall(r"\d\.\d", many.text)) == 1
     if gathered and printed:
         return message("gathered"), printed
@@ -104,6 +109,8 @@ def _reduced(
             if not _repeats(value, second):
                 continue
             near = any(abs(value - r) <= 0.02 * abs(r) + 1e-6 for r in right)
+            # The largest of several reduced numbers, where it is whole, is usually the number of
+            # samples.
             count = expected.is_integer() and expected == max(mine) and len(mine) > 1
             if not near or (count and value not in right):
                 return expected, value
@@ -119,6 +126,7 @@ def _printed(
 ) -> Iterator[_Pair]:
     """The numbers that are printed otherwise, but for training losses and those of a clock."""
     texts = [_CLOCK.sub("", each.text) for each in (many, alone, again)]
+    # Other words: the numbers cannot be paired.
     if len({_NUMBER.sub("#", text) for text in texts}) > 1:
         return
     for theirs, mine, repeated in zip(*map(_NUMBER.findall, texts), strict=True):

@@ -120,6 +120,8 @@ class Evidence:
     @cached_property
     def common(self) -> int:
         """Steps that all ranks do together: until they begin a pass over data apart."""
+        # A pass that the ranks begin at different steps has other batches side by side from there
+        # on.
         apart = [
             min(starts)
             for key in self.ranks[0].passes
@@ -133,6 +135,7 @@ class Evidence:
         if self.single is None:
             return 0, "it was not run"
         end = self.single.end
+        # Some scripts cannot run on one process: that is no fault of the training.
         if end["how"] == "error":
             first = (end["message"].strip().splitlines() or [""])[0]
             return 0, f"the script fails: {end['type']}: {first} at {end['where']}"
@@ -162,6 +165,7 @@ class Evidence:
         for at, row, _ in self.steps():
             before, steps = last.get(row[0].optimizer, (at, row))
             unequal = any(step.after != steps[0].after for step in steps)
+            # Local SGD: weights differ after a step, and are equal before the next one.
             if before != at and unequal and all(step.before == row[0].before for step in row):
                 following |= {before: at, at: at}
             else:
@@ -177,6 +181,7 @@ class Evidence:
         for at, row, _ in self.steps():
             size, optimizer = length(self.many.whole(at, "grads")), row[0].optimizer
             largest[optimizer] = max(largest.get(optimizer, 0.0), size)
+            # 3 % of all gradients of the step, and 0.1 % of the largest so far: less is noise.
             floors[at] = max(0.03 * size, 1e-3 * largest[optimizer], 1e-12)
         return floors
 
@@ -196,6 +201,7 @@ class Evidence:
             if alone is None or at in self.averaged:
                 continue
             drifts[row[0].optimizer] = self._drift(at, alone, "before")
+            # Weights that have drifted further than all gradients so far explain are a fault.
             grown = _GROWTH * min(max(drifts.values(), default=0.0), gaps)
             explained[at] = max(self.tolerance(at), _BY_ROUNDING, grown)
             _, gap = largest_gap(alone.grads, self.many.whole(at, "grads"), self.floors[at])
@@ -229,7 +235,10 @@ class Evidence:
         """The largest relative difference that is rounding, where the sums have one order."""
         low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step)
         low = low or self.rounding > 2**-24
+        # DistributedDataParallel's communication hooks.
         low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
+        # 5 % was too little for a small model in half precision. Differences add up over the first
+        # steps.
         return (0.1 if low else 2e-3) * min(1 + step / 10, 10)
 
 
@@ -241,6 +250,7 @@ def unlike(
         for name, value in mine.items():
             its = theirs.get(name, value)
             pairs = zip(_numbers(value), _numbers(its), strict=False)
+            # A script may compute its limit from the gradients.
             exact = 0.05 if name == "clip" else 1e-3  # a limit may come from a norm
             if not all(math.isclose(a, b, rel_tol=exact) for a, b in pairs):
                 yield name, value, its
@@ -255,6 +265,7 @@ def _unlike(alone: Step, row: list[Step]) -> str:
     samples = sum(size for step in row for size in step.sizes)
     if alone.names != row[0].names:
         return "it trains other parameters"
+    # One for one, or one process does the backward passes of all ranks.
     if len(alone.losses) not in {len(row[0].losses), len(row[0].losses) * len(row)}:
         return f"it has {len(alone.losses)} backward passes and each rank {len(row[0].losses)}"
     if alone.sizes and sum(alone.sizes) != samples:

@@ -21,12 +21,15 @@ _FEW: Final = 8
 
 def model_init(evidence: Evidence) -> Iterator[Difference]:
     """The ranks begin with different weights."""
+    # Of a sharded model each rank has other parts.
     every = [] if evidence.many.sharded else [trace.models for trace in evidence.ranks]
     for first, *models in zip(*every, strict=False):
         for rank, model in enumerate(models, 1):
             mine_of, its = ({**m["weights"], **m.get("buffers", {})} for m in (first, model))
             for name, mine in mine_of.items():
                 weight = its.get(name)
+                # DistributedDataParallel makes weights equal when it is made, which may be after
+                # this call.
                 if weight is not None and changed(mine, weight) and not _equalized(evidence, name):
                     text = f"{name} of rank {rank} is not that of rank 0 when training begins"
                     pair = norm(mine), norm(weight)
@@ -66,12 +69,14 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
     for at, row, alone in evidence.steps():
         for name, mine in row[0].buffers.items():
             expected = alone.buffers.get(name) if alone else None
+            # Rank 0 has what one process has, as with DDP's broadcast of buffers: saved are those.
             if expected is not None and distance(expected, mine) <= 1e-6 * norm(mine):
                 continue
             for rank, step in enumerate(row[1:], 1):
                 buffer = step.buffers.get(name)
                 if buffer is None or distance(mine, buffer) <= evidence.tolerance(at) * norm(mine):
                     continue
+                # By the name: the record has buffers of any module.
                 statistics = any(word in name for word in ("mean", "var", "std", "running"))
                 cause = Fault.BATCHNORM if statistics else Fault.RANK_DEPENDENT
                 text = message("buffer", name=name, rank=rank)
@@ -107,10 +112,13 @@ def schedules(evidence: Evidence) -> Iterator[Difference]:
     length, size = about.get("length"), about.get("batch_size")
     if len({row.about["loader"] for row in passes}) != 1 or not length or not size:
         return
+    # With drop_last, without it, and in one number over all epochs.
     of_one = {epochs * (length // size), epochs * -(-length // size), epochs * length // size}
     done = sum(len(row.batches) for row in passes)
     for event in first.of("schedule"):
         lengths = {number for number in event["numbers"] if number >= done}
+        # The schedule stepped with each batch, and one of its numbers is the length for one
+        # process.
         if event["done"] == done >= _FEW and lengths and lengths <= of_one and done not in lengths:
             of = {"name": event["name"], "length": max(lengths), "done": done}
             text = message("schedule", size=evidence.size, **of)
@@ -134,6 +142,7 @@ def skipped(evidence: Evidence) -> Iterator[Difference]:
 def _stepped(trace: Trace) -> list[bool]:
     """For each backward pass, whether a step of an optimizer came before the next one."""
     begun = [event["step"] for event in trace.of("backward")]
+    # A backward pass without a step after it accumulates, or was skipped.
     after = [later > now for now, later in pairwise([*begun, len(trace.steps)])]
     # Without its last one where the process has ended before the step.
     return after if trace.end["how"] == "done" or after[-1:] == [True] else after[:-1]
@@ -157,6 +166,7 @@ def weights(when: str, evidence: Evidence) -> Iterator[Difference]:
     for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
         if at in averaged:
             continue
+        # Parameters that are small beside the others differ by rounding.
         floor = max(0.03 * length(row[0].before), 1e-12)
         for rank, step in enumerate(row[1:], 1):
             mine, theirs = getattr(row[0], when), getattr(step, when)
@@ -168,6 +178,7 @@ def weights(when: str, evidence: Evidence) -> Iterator[Difference]:
             cause = Fault.RANK_DEPENDENT
             if when == "after":
                 text += " after the step, and their gradients are equal"
+            # It was equal when training began, or at an earlier step.
             elif row[0].optimizer in stepped or name in begun:
                 text += ": it was changed outside the optimizer"
             else:
@@ -212,6 +223,7 @@ def gradient(evidence: Evidence) -> Iterator[Difference]:
                 yield _between_ranks(evidence, at, row, rank, index)
         grads = evidence.many.whole(at, "grads")
         expected = alone.grads if alone else None
+        # Without one process: the mean of the ranks' own gradients.
         if evidence.single is None and not evidence.many.sharded:
             expected = mean([step.local for step in row])
         if expected is None:
@@ -228,7 +240,9 @@ def _between_ranks(
 ) -> Difference:
     """The ranks step with different gradients."""
     first, name = row[0], row[0].names[index]
+    # Rank 0's gradient as a sum of the ranks' own, by least squares.
     weights, residual = shares(first.grads, [step.local for step in row])
+    # The first cause that fits, as each of them leaves unequal gradients.
     if _accumulates(evidence):
         cause, why = Fault.ACCUMULATION, "not every micro-batch was averaged"
     elif first.options[-1]["clip"] and residual < 0.01 and min(weights) > 0.2 * max(weights):
@@ -259,6 +273,7 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     rank_shares, unexplained = [1 / size] * size, 0.0
     if not evidence.many.sharded:
         rank_shares, unexplained = shares(grads, [step.local for step in row])
+        # One process, too, may scale or clip its gradient before the step.
         base = shares(alone.grads, [alone.local])[0][0] if alone else 1.0
         rank_shares = [share / (base or 1.0) for share in rank_shares]
     mean_share = sum(rank_shares) / size

@@ -56,6 +56,7 @@ def _unrepeated(
             if changed(weight, again):
                 yield "weight", 0, name, (norm(weight), norm(again))
     for at, (first, second) in enumerate(zip(trace.steps, repeated.steps, strict=False)):
+        # A step may have no known samples, where no DataLoader made them.
         if first.samples and first.samples != second.samples:
             yield "input", at, None, None
         for loss, again in zip(first.losses, second.losses, strict=False):
@@ -81,6 +82,7 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
                 text = f"restarted from the checkpoint of step {begin}, {text}"
                 yield Difference(Fault.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
     expected, done = len(trace.steps) - begin, len(resumed.steps)
+    # Both ran to their end, and not to the limit of steps.
     ended = trace.end["how"] == resumed.end["how"] == "done"
     if ended and (done > expected or not done):
         text = message("epoch-not-restored", begin=begin, done=done, expected=expected)
@@ -102,6 +104,7 @@ def _reads_checkpoint(evidence: Evidence) -> bool:
     files = [event for trace in evidence.ranks for event in trace.events if "path" in event]
     inputs = {e["path"] for e in files if e["kind"] == "load" and e["step"] == 0}
     saved = [event["path"] for event in files if event["kind"] == "save" and event["step"]]
+    # A draft that is renamed later is a save as well.
     inputs = {p for p in inputs if not any(path.startswith(p) for path in saved)}  # x.pt.tmp
     loads = (event for resumed in evidence.resumed.traces for event in resumed.of("load"))
     return any(event["step"] == 0 and event["path"] not in inputs for event in loads)
@@ -133,6 +136,7 @@ def moved(evidence: Evidence) -> Iterator[str]:
     """A restart on another number of processes fails, where one on as many does not."""
     resumed, single = evidence.resumed, evidence.single
     # Some scripts cannot run on one process at all.
+    # A restart that fails on the job's own processes is a difference: see failed_restart.
     if evidence.moved and resumed and not resumed.fails and single and single.end["how"] != "error":
         for _, failure in islice(_failures(evidence.moved), 1):
             yield f"restarted from its checkpoint on 1 process, the script fails: {failure}"
@@ -161,6 +165,7 @@ def _restarted(
     uninterrupted: Step, again: Step, tolerance: float, *, first: bool
 ) -> tuple[str, str, str | None, _Pair | None] | None:
     """The first difference in a step after a restart: tensor, message, name and values."""
+    # A parameter with less than 1 % of all is compared by that length.
     floor = max(0.01 * length(uninterrupted.before), 1e-12)
     index = worst(uninterrupted.before, again.before, tolerance, floor)
     if uninterrupted.names == again.names and index is not None:
@@ -196,6 +201,7 @@ def hang(evidence: Evidence) -> Iterator[Difference]:
         text = f"the ranks wait for each other: {where}{_unequal(evidence)}"
         yield Difference(Fault.HANG, steps, None, text)
         return
+    # Not hung, but a rank has lost another one that has left already.
     failed = [rank for rank, end in enumerate(ends) if end["how"] == "error"]
     done = [rank for rank, end in enumerate(ends) if end["how"] == "done"]
     lost = bool(failed) and all(_lost(ends[rank]["message"]) for rank in failed)
@@ -240,6 +246,8 @@ def _failures(run: TracedRun) -> Iterator[tuple[int, str]]:
         for rank, trace in enumerate(run.traces)
         if trace.end["how"] == "error"
     ]
+    # Sorted: False, an error of its own, comes before True, a connection that another rank has
+    # lost.
     for _, rank in sorted(errors):
         end = run.traces[rank].end
         lines = [line.strip() for line in end["message"].strip().splitlines()] or [""]
@@ -261,4 +269,5 @@ def failed_alike(evidence: Evidence) -> bool:
 
 def _lost(message: str) -> bool:
     """Whether an exception is about the connection to another rank."""
+    # "Connection reset", "connection closed" and others, of gloo and the store.
     return "onnection" in message

@@ -49,6 +49,8 @@ def export(
         ValueError: the checkpoint is torn or holds no weights, or the file cannot be of that form.
         OSError: something cannot be read or written; the file is as it was.
     """
+    # Everything that can be refused by the names alone comes first: to read a checkpoint may take
+    # minutes.
     if target.suffix.lower() not in {_SAFETENSORS, *_TORCH}:
         raise ValueError(
             f"{target}: its suffix decides the format; end it with .pt or {_SAFETENSORS}"
@@ -65,10 +67,14 @@ def export(
             f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or omit "
             "--all"
         )
+    # Here the checkpoint is whole; its tensors are still in their files, until gathered() reads
+    # them.
     path, state = _checkpoint(source, warn)
     chosen = gathered(state if everything else _weights(state, path))
     draft = Path(target.name)
     try:
+        # The draft is beside the target, since a rename does not cross file systems.
+        # temporary_folder also removes what a killed export has left there.
         with temporary_folder("export", str(target.parent)) as folder:
             draft = folder / target.name
             (_write_safetensors if as_safetensors else write)(draft, chosen)
@@ -76,6 +82,7 @@ def export(
                 os.fsync(file.fileno())
             draft.replace(target)
     except OSError as error:
+        # The writers name the draft in their errors, and the user knows only the target.
         reason = (error.strerror or str(error)).removeprefix(f"{draft}: ")
         raise OSError(f"{target} cannot be written: {reason}") from error
     return {
@@ -95,12 +102,15 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> tuple[Path, dict[s
             "step-00000120), or the folder of checkpoints"
         )
     source = source.resolve()  # the user may name a link; one that lies in a folder is not followed
+    # By its name a folder without digests is a checkpoint that is damaged, not a folder without
+    # any.
     if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):
         try:
             verify(source)
         except ValueError as error:
             raise ValueError(f"{source}: {error}; use another checkpoint") from error
         return source, load(source)
+    # No variables mean a world of one process, in which newest_whole() runs no collective.
     alone = Group(dist_env({}), "gloo", torch.device("cpu"))
     newest = newest_whole(Checkpoints(source), alone, shared=True, warn=warn, beat=lambda: None)
     if newest is None:
@@ -124,6 +134,7 @@ def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
     try:
+        # An extra of the package, which no training needs.
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
@@ -145,6 +156,8 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
 
 def main(argument: str) -> int:
     """The program; 1 after an error."""
+    # Standard output carries one JSON object and nothing else: the client reads it, and never
+    # imports torch.
     asked, warnings = json.loads(argument), list[str]()
     try:
         result = export(

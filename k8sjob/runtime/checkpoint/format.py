@@ -73,6 +73,8 @@ class Stored:
 
     def whole(self) -> Tensor:
         """The whole tensor, on the CPU; ValueError if it cannot be read."""
+        # Uninitialized, as fill() overwrites all of it: _problem() has seen that the chunks cover
+        # it.
         target = torch.empty(self.shape, dtype=self.dtype)
         self._folder.fill(self._name, target)
         return target
@@ -104,8 +106,10 @@ def changed(nest: Any, change: Callable[[Any], Any]) -> Any:
     new = change(nest)
     if new is not nest:
         return new
+    # MultiStepLR has its milestones in a Counter, and needs one again: a dict has no elements().
     if isinstance(nest, dict) and not isinstance(nest, Counter):  # of a scheduler
         return {key: changed(value, change) for key, value in nest.items()}
+    # Not subclasses: a torch.Size has no tensors in it, and is to stay one.
     if type(nest) in {list, tuple}:
         return type(nest)(changed(value, change) for value in nest)
     return Counter(nest) if isinstance(nest, Counter) else nest
@@ -123,6 +127,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     def below(key: object, value: Any) -> Any:
         marked, part_tensors = mark(value, f"{name}.{key}" if name else str(key))
+        # A key may have a dot itself: {"a.b": t} and {"a": {"b": t}} have one name.
         if both := tensors.keys() & part_tensors.keys():
             raise ValueError(f"two tensors of the state are called {min(both)}: rename a key")
         tensors.update(part_tensors)
@@ -132,11 +137,14 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
         return {key: below(key, value) for key, value in nest.items()}, tensors
     if isinstance(nest, list | tuple):
         return type(nest)(below(at, value) for at, value in enumerate(nest)), tensors
+    # A copy, since the user's script may change what is not a tensor while the state is written.
     return copy(nest), tensors
 
 
 def decode(content: bytes) -> dict[str, Any]:
     """The state in a file's content, on the CPU; ValueError if it is damaged or holds more."""
+    # A checkpoint of one file has no digests: the checksums of its zip archive show what is
+    # damaged.
     _check_archive(io.BytesIO(content), len(content), checksums=True)
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -148,6 +156,7 @@ def decode(content: bytes) -> dict[str, Any]:
         raise ValueError(f"it cannot be loaded: {reason.strip():.300}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
+    # Tensors may share one storage; once they are copied, each has memory of its own.
     if (total := _bytes_of_tensors(state)) > pickles.MOST_SHARED * len(content):
         raise ValueError(f"its tensors have {total} bytes, and it has {len(content)}")
     return state
@@ -160,6 +169,7 @@ def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> 
         begins = stream.read(4) == b"PK\x03\x04"
         with zipfile.ZipFile(stream) as archive:
             entries = archive.infolist()
+            # torch.save compresses nothing, and what is compressed may unpack to any size.
             stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
             fits = begins and stored and sum(entry.file_size for entry in entries) <= size
             torn = archive.testzip() if fits and checksums else None
@@ -170,7 +180,7 @@ def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> 
         stream.seek(0)
         if fits and not torn:
             pickles.check(pickled, size, _NAMES)
-    except ValueError:
+    except ValueError:  # with the reason of pickles.check
         raise
     except Exception as error:
         # For a file that somebody wrote zipfile may raise any error.
@@ -227,6 +237,8 @@ class _Folder:
     def __init__(self, path: Path, metadata: Metadata) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+        # Defined here, since torch.distributed.checkpoint takes a while to import and most resumes
+        # of one file need none of it.
         class Reader(FileSystemReader):
             """Torch's reader, which loads each part as a file of torch.save's."""
 
@@ -240,6 +252,8 @@ class _Folder:
                     return seek(sinfo.length + offset) if end else seek(offset, whence)
 
                 part.seek = from_end
+                # Next, torch's reader loads this part: weights_only, but without a bound on what it
+                # becomes.
                 _check_archive(part, sinfo.length)
                 return part
 
@@ -251,6 +265,7 @@ class _Folder:
         """Read this rank's part of a stored tensor; ValueError if the file does not match."""
         from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+        # The names are those of mark(), which are flat already.
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner({name: target}, self.metadata, is_coordinator=True)
         try:
@@ -261,6 +276,7 @@ class _Folder:
             raise ValueError(f"{self.path}: {name} cannot be loaded: {reason:.300}") from error
 
 
+# Of pickle in C only find_class() can be replaced; this one shows its operations, too.
 _InPython: Any = pickle._Unpickler  # noqa: SLF001 - its parts can be replaced
 
 
@@ -271,6 +287,8 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
     def _build(self) -> None:
         """Fill an object; a class or a function stays as it is."""
+        # BUILD would set attributes of a class itself, such as __init__, for the rest of the
+        # process.
         if callable(self.stack[-2]):
             raise ValueError(f"{METADATA} changes {self.stack[-2]!r}, which describes no tensor")  # noqa: TRY004 - of a file's content
         self.load_build()
@@ -279,6 +297,7 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name, where it is one that describes."""
+        # By vars(): getattr would import modules that torch loads when they are first used.
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
         if (module, name) == ("builtins", "getattr"):
@@ -303,6 +322,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
 
     content = content_of(folder / METADATA)
     try:
+        # No list of names is needed: find_class() below accepts few.
         pickles.check(content, len(content))
         metadata = _Descriptions(io.BytesIO(content)).load()
     except ValueError as error:
@@ -313,16 +333,20 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{METADATA} holds a {type(metadata).__name__}")  # noqa: TRY004 - see above
     try:
+        # BUILD may have given these objects attributes of any type, or none: nothing is taken for
+        # granted.
         described: list[Any] = list(metadata.state_dict_metadata.values())
         stored = list(metadata.storage_data.values())
         places: set[Any] = {place.relative_path for place in stored}
         plain = all(isinstance(text, str) for text in (*places, *metadata.state_dict_metadata))
         plain &= all(isinstance(about, TensorStorageMetadata) for about in described)
+        # Newer versions of torch can compress parts by extensions, which they name here.
         plain &= not any(getattr(place, "transform_descriptors", None) for place in stored)
     except AttributeError as error:
         raise ValueError(f"{METADATA} describes no tensors: {error}") from error
     if not plain:
         raise ValueError(f"{METADATA} describes something that is not a plain tensor")
+    # So no path leads out of the folder either: read_digests() accepts plain file names alone.
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd):.300}, of which there is no digest")
     sizes = {name: files[name].size for name in places}
@@ -345,6 +369,8 @@ def _problem(metadata: Metadata, sizes: Mapping[str, int], size: int) -> str | N
     chunks, remaining = 0, sum(sizes.values())
     for name, about in metadata.state_dict_metadata.items():
         try:
+            # By the memo of a pickle many tensors may share one list of chunks, and each would be
+            # checked.
             chunks += len(about.chunks)  # type: ignore[union-attr]  # of tensors, all of them
             if chunks > size:
                 return f"{chunks} chunks are more than its {size} bytes describe"
@@ -353,6 +379,7 @@ def _problem(metadata: Metadata, sizes: Mapping[str, int], size: int) -> str | N
             wrong = f"is not described as torch does it: {error!s:.300}"
         if wrong:
             return f"the tensor {name:.300} {wrong}"
+        # Many tensors may name the same bytes of a file, and would be read into memory one by one.
         remaining -= about.size.numel() * about.properties.dtype.itemsize  # type: ignore[union-attr]  # see above
         if remaining < 0:
             return f"the tensors up to {name:.300} have more bytes than its files"
@@ -369,6 +396,7 @@ def _wrong(
     # Only the types are named: tuples within tuples would make an endless text.
     if not isinstance(shape, torch.Size) or not isinstance(dtype, torch.dtype):
         return f"has a {type(shape).__name__} for a shape, and a {type(dtype).__name__} for a type"
+    # torch has no tensor of more than 64 dimensions.
     if len(shape) > 64 or min(shape, default=0) < 0:
         return f"has the shape {shape!s:.300}"
     boxes: set[_Box] = set()
@@ -377,11 +405,13 @@ def _wrong(
         box = tuple((start, start + size) for start, size in pairs)
         if not all(0 <= a <= b <= end for (a, b), end in zip(box, shape, strict=True)):
             return f"has the shape {tuple(shape)}, and a chunk at {_region(box)} outside of it"
+        # Without elements it is in no file, and covers nothing.
         if not (elements := math.prod(chunk.sizes)):
             continue
         boxes.add(box)
         place: Any = places.get(MetadataIndex(name, chunk.offsets))
         needed = elements * dtype.itemsize
+        # A part is a file of torch.save's within the file, so it is longer than its elements.
         room = min(place.length, sizes[place.relative_path] - place.offset) if place else -1
         if room < needed or place.offset < 0:
             return f"has a chunk at {_region(box)} of {needed:,} bytes that are in no file"

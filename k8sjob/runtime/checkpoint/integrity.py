@@ -40,12 +40,15 @@ def sees_one_folder(checkpoints: Checkpoints, group: Group) -> bool:
     first, mine = group.rank == 0, b""
     if first:
         with suppress(OSError):  # there may be no room
+            # A draft, so that remove_partial() takes it away where this process is killed
+            # meanwhile.
             mine = checkpoints.draft(0, folder=True).name.encode()
     probe_name = group.broadcast_bytes(mine)
     if not probe_name:
         return False
     probe = checkpoints.folder / probe_name.decode()
     with suppress(OSError):
+        # A rank with another volume at this path has no such folder, and touches nothing.
         (probe / str(group.rank)).touch()
     group.barrier()
     files = len(list(probe.iterdir())) if first else 0
@@ -71,6 +74,7 @@ def newest_whole(
         OSError: none is whole, and of some the file system does not tell.
     """
     unreadable = ""
+    # Rank 0's list counts for all, even of a common folder: the collectives below need one order.
     names = [path.name for path in checkpoints.newest_first()]
     listed = group.broadcast_bytes(json.dumps(names).encode())
     for name in json.loads(listed or b"[]"):
@@ -81,6 +85,8 @@ def newest_whole(
         else:
             state, problem = _read_for_all(path, group)
         if state is not None:
+            # The state has the same values on all ranks, and maybe tensors that are still in the
+            # files.
             return path, state
         warn(f"checkpoint {path} is skipped: {problem}")
         if problem.startswith(_UNREADABLE):
@@ -98,7 +104,9 @@ def _verified(path: Path, group: Group, beat: Callable[[], None]) -> str:
         verify(path, part=group.rank, of=group.world_size)
     except (OSError, ValueError) as error:
         problem = _problem(error)
+    # To hash the files of a large checkpoint may take longer than the watchdog is patient.
     beat()
+    # With a zero byte behind it, since torch makes no tensor of an empty buffer.
     text = torch.frombuffer(bytearray(problem.encode() + b"\0"), dtype=torch.uint8)
     problems = [bytes(part.tolist()).rstrip(b"\0").decode() for part in group.gather(text)]
     # What one rank finds damaged is damaged, whatever another one cannot read of it.
@@ -113,6 +121,7 @@ def _read_for_all(path: Path, group: Group) -> tuple[dict[str, Any] | None, str]
             content = _whole(path)
         except (OSError, ValueError) as error:
             problem = _problem(error)
+    # None where rank 0 could not read it; then a second broadcast tells the others why.
     content = group.broadcast_bytes(content)
     if content is not None:
         return decode(content), ""
@@ -129,6 +138,7 @@ def _whole(path: Path) -> bytes:
         content = content_of(path)
         _check_step(path, decode(content))
         return content
+    # It is a folder that only rank 0 sees, so the others get its tensors whole, as one file.
     verify(path)
     whole = io.BytesIO()
     torch.save(sharded.gathered(load(path)), whole)

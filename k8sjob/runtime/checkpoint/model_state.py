@@ -37,12 +37,14 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
         RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
     """
     now = model.state_dict()
+    # Names and shapes are not compared here: load_state_dict() does, and names what differs.
     weights = {name: part(value, now.get(name)) for name, value in state["model"].items()}
     model.load_state_dict(weights)
     parameters = [item for group in optimizer.param_groups for item in group["params"]]
     by_number = {
         number: {key: part(value, parameters[number]) for key, value in numbers.items()}
         for number, numbers in state["optimizer"]["state"].items()
+        # Where there are more, load_state_dict() refuses the state as that of another optimizer.
         if number < len(parameters)
     }
     settings = {key: gathered(value) for key, value in state["optimizer"].items() if key != "state"}
@@ -62,6 +64,7 @@ def whole(value: Any, *, keep: bool) -> Any:
             return tensor.detach().to("cpu", copy=True) if keep else tensor
         full = tensor.full_tensor().detach()
         if not keep:
+            # The whole tensor is freed at once: on these ranks there is one of them at a time.
             return full.new_empty(0)
         # A replicated tensor shares its memory with the parameter, which the optimizer changes.
         local = tensor.to_local()
@@ -91,6 +94,7 @@ def placed(value: Any, like: Any) -> Any:
 
     All ranks call it. A tensor without a counterpart is whole, and on the CPU.
     """
+    # A Counter, of a scheduler, has no tensors in it, and would become a dict.
     if isinstance(value, dict) and not isinstance(value, Counter):
         counterparts = like if isinstance(like, dict) else {}
         return {key: placed(item, counterparts.get(key)) for key, item in value.items()}
@@ -143,6 +147,7 @@ class StageState:
     def parts(self, optimizer: Optimizer) -> dict[str, Any]:
         """The states of this stage, under the names and numbers of the whole model."""
         whole, numbers = optimizer.state_dict(), self._numbers()
+        # There is one group: check_groups() has refused an optimizer with several.
         group = {**whole["param_groups"][0], "params": list(range(len(self.parameters)))}
         state = {numbers[number]: value for number, value in whole["state"].items()}
         optimizer_state = {"state": state, "param_groups": [group]}
@@ -150,6 +155,7 @@ class StageState:
 
     def capture(self, mesh: Mesh, optimizer: Optimizer) -> dict[str, Any]:
         """A copy of all stages' states in rank 0's host memory; all ranks call it."""
+        # The stages of the first copy of the model stand for those of all copies.
         if mesh.data_rank > 0:
             return {}
         mine = on_host(self.parts(optimizer))
@@ -177,6 +183,7 @@ class StageState:
             RuntimeError, ValueError, KeyError: it belongs to another model or optimizer.
         """
         weights = state["model"]
+        # The load_state_dict() of a stage would see only the names of that stage.
         if odd := weights.keys() ^ set(self.keys):
             raise ValueError(f"{', '.join(sorted(odd)[:6])}: in one of them and not in the other")
         weights_of_stage = {name: gathered(weights[name]) for name in self._model.state_dict()}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MOST_SHARED: Final = 32
 """How many times its bytes an honest file may hold, since its values share some."""
 _ANY_FILE_HOLDS: Final = 1_000_000
+# Python hashes a tuple by recursion in C: two million levels end the process.
 _DEEPEST: Final = 100
 _CHARACTERS: Final = 64
 """Characters of a text that count as one value more."""
@@ -25,6 +26,8 @@ _CHARACTERS: Final = 64
 _PUT: Final = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 _GET: Final = {"GET", "BINGET", "LONG_BINGET"}
 _CHANGE: Final = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD"}
+# Python's pickler writes POP and POP_MARK for a tuple that holds itself, LONG4 for a number of 256
+# bytes or more, and DUP never.
 _NEVER_WRITTEN: Final = {"POP", "POP_MARK", "DUP", "LONG4"}
 _OF_STORAGE: Final = {
     f"torch._utils _rebuild_{kind}" for kind in ("tensor", "tensor_v2", "tensor_v3", "qtensor")
@@ -68,8 +71,11 @@ def check(pickled: bytes, size: int, names: re.Pattern[str] | None = None) -> No
         if name == "MARK":
             marks.append(len(stack))
         elif name in _PUT:
+            # MEMOIZE has no argument: it counts the entries.
             memo[len(memo) if argument is None else argument] = stack[-1]
         elif name in _GET:
+            # It is in several places from here on, and each of them has been counted by its present
+            # size.
             memo[argument].complete = True
             stack.append(memo[argument])
         else:
@@ -80,6 +86,7 @@ def check(pickled: bytes, size: int, names: re.Pattern[str] | None = None) -> No
                 stack.append(_pushed(name, argument, parts))
                 if stack[-1].count > most:
                     raise ValueError(f"it holds {stack[-1].count} values, and has {size} bytes")
+    # STOP has taken the value. A loader would take no notice of others below it.
     if stack or marks:
         raise ValueError("its pickle is damaged: it holds more than one value")
 
@@ -109,6 +116,7 @@ def _pushed(name: str, argument: Any, parts: list[_Value]) -> _Value:
         if value.complete:
             raise ValueError("it holds a list or dict that changes after it is in another one")
     elif name == "BINPERSID":
+        # A storage, which torch takes from the archive; _check_call bounds what is made of it.
         value = _Value(parts[0].content)
     else:
         within = tuple(part.content for part in parts)
@@ -126,6 +134,8 @@ def _pushed(name: str, argument: Any, parts: list[_Value]) -> _Value:
 
 def _check_call(function: Any, arguments: Any, size: int) -> None:
     """Refuse arguments from which a call makes more than the file has."""
+    # So pickle writes bytes in protocol 2. Other codecs, in a chain, double their text at each
+    # step.
     if function == "_codecs encode" and arguments[1:] != ("latin1",):
         raise ValueError("it encodes a text as no checkpoint does")
     if function in _OF_STORAGE:

@@ -58,8 +58,13 @@ class Plans:
         planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
         planner.set_up_planner(tensors, is_coordinator=self._group.rank == 0)
         local = planner.create_local_plan()
+        # torch compares the plans by name, type and shape of each tensor. A plan is made by
+        # collectives of objects, so it is kept; the ranks must agree on that, as all of them take
+        # part.
         changed = torch.tensor(int(local != self._local))
         changed_anywhere = bool(self._group.all_reduce(changed, "max"))
+        # Values that are no tensors, as a learning rate, may differ at each save: they go along
+        # always.
         mine = (marked if describes else None, local if changed_anywhere else None)
         everyone = self._gather(mine)
         if changed_anywhere:
@@ -68,6 +73,7 @@ class Plans:
         whole: dict[str, Any] = {}
         for values, _ in everyone:
             _merge(whole, values or {})
+        # From here on the training may change its tensors: these are copies in host memory.
         staged = {
             item.index: _on_host(cast("Tensor", planner.resolve_data(item)))
             for item in self._mine.items
@@ -88,6 +94,7 @@ class Plans:
         if self._group.world_size > 1:
             with self._group.waiting():
                 dist.scatter_object_list(mine, answers if self._group.rank == 0 else None, src=0)
+        # Rank 0 sends its error in place of the plans, so that no rank waits for one.
         if isinstance(mine[0], str):
             raise ValueError(f"the ranks' states do not form a whole one: {mine[0]}")  # noqa: TRY004 - of their content
         plan: SavePlan = planner.finish_plan(mine[0])
@@ -118,6 +125,7 @@ class RankPart:
         if not self._plan.items:
             return json.dumps({"files": {}, "places": []})
         with as_oserror(draft):
+            # This runs in the thread of Background. torch's writer syncs its files by default.
             results = FileSystemWriter(draft).write_data(self._plan, _Staged(self._staged)).wait()
         places = [
             [
@@ -143,6 +151,7 @@ class RankPart:
             for result in results
             for name, offset, file, start, length in result["places"]
         }
+        # planner_data, None here, would say how to nest the tensors again: OTHERS says it.
         about = Metadata(self._metadata.state_dict_metadata, None, places, StorageMeta())
         digests = (pair for result in results for pair in result["files"].items())
         files = {name: Digest(*digest) for name, digest in digests}
@@ -151,6 +160,7 @@ class RankPart:
         with lasting(draft / OTHERS) as stream:
             torch.save({**common, "marked": self.marked}, stream)
         files |= {name: measure(draft / name) for name in (METADATA, OTHERS)}
+        # The last file: one without digests is not whole.
         write_digests(draft, files)
 
 
@@ -169,6 +179,7 @@ class _Staged(DefaultSavePlanner):
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
     """Add what is not there yet; the first of two values counts."""
     for key, value in part.items():
+        # Lower ranks come first, so rank 0's value of a key counts.
         present = whole.setdefault(key, value)
         if isinstance(present, dict) and isinstance(value, dict) and present is not value:
             _merge(present, value)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections import Counter
+from collections import Counter, OrderedDict
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -68,6 +68,8 @@ class Checkpoints:
             # A folder cannot replace another one at once; meanwhile that one counts still.
             self._move_away(old)
             target.replace(old)
+        # First the content, then the name: after a power cut there must be no name without a
+        # content. The files in a folder were synced as they were written.
         _sync(draft)
         draft.replace(target)
         _sync(self.folder)
@@ -83,6 +85,8 @@ class Checkpoints:
         try:
             remove(self.draft(0, folder=False))
         except OSError as error:
+            # A disk that is full now may have room by the first save; a save that fails ends no
+            # training.
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return None
             return (
@@ -113,6 +117,7 @@ class Checkpoints:
 
     def _move_away(self, path: Path) -> None:
         """Remove a checkpoint; a folder is renamed first, so that no partial one is seen."""
+        # What cannot be removed takes up room, and that is all.
         with suppress(OSError):
             if path.is_dir():
                 path = path.replace(path.with_name(f".{path.name}.{os.getpid()}.old.tmp"))
@@ -145,10 +150,12 @@ def opened(file: Path) -> BufferedReader:
         OSError: it cannot be read.
     """
     try:
+        # O_NONBLOCK: without it, to open a pipe waits for somebody who writes into it.
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ValueError(f"it is incomplete or damaged: {file.name} is missing") from None
     except OSError as error:
+        # ELOOP: a link, which O_NOFOLLOW refuses. ENXIO: a socket, or a device without a driver.
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise ValueError(f"{file.name} is a link or a device") from None
@@ -184,6 +191,7 @@ def as_oserror(path: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # torch's archive writer raises its RuntimeError while it handles that of the stream.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
 
@@ -220,7 +228,8 @@ def _sync(path: Path) -> None:
 def check_state(value: Any, where: str = "state") -> None:
     """Refuse at once what weights_only would refuse when the checkpoint is loaded."""
     if isinstance(value, dict):
-        if type(value) not in (dict, Counter) and type(value).__name__ != "OrderedDict":
+        # By the exact type, here and below: weights_only loads no subclass, not even of int or str.
+        if type(value) not in (dict, Counter, OrderedDict):
             raise TypeError(f"{where} is a {type(value).__name__}; make it a dict")
         for key, item in value.items():
             check_state(key, f"the key {key!r:.99} of {where}")

@@ -72,6 +72,8 @@ class Background:
                 self._outcome = error
             self._done.set()
 
+        # A daemon: one that is abandoned, as on a dead file server, must not keep the process
+        # alive.
         self._thread = threading.Thread(target=run, daemon=True, name="k8sjob-save")
         self._thread.start()
 
@@ -90,6 +92,7 @@ class Background:
         It is given up after `patience` seconds without progress.
         """
         progress, since = -1, time.monotonic()
+        # Progress is counted in bytes, so that a slow disk is waited for and a dead one is not.
         while self._then is not None and not self._done.wait(_POLL_S):
             if (now := self._progress()) != progress:
                 progress, since = now, time.monotonic()
@@ -132,6 +135,7 @@ class SaveReports:
                     raise OSError(f"rank {rank} did not report that its part is written")
             failed, text = json.loads(self._client().get(key))
             (failures if failed else reports).append(f"rank {rank}: {text}" if failed else text)
+            # Each save has keys of its own, and the store would keep them all in rank 0's memory.
             self._client().delete_key(key)
         if failures:
             raise OSError("; ".join(failures))
@@ -196,6 +200,7 @@ class Checkpointer:
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
         self._form, self._must_share, self._beat = form, must_share, beat
         self._leads = group.rank == 0
+        # Until _look() has seen the folder; a single rank needs no look.
         self._shared = group.world_size == 1
         self._looked = self._warned = self._abandoned = False
         self._background = Background(self._written, beat)
@@ -239,6 +244,8 @@ class Checkpointer:
             TypeError: the state holds something that could not be loaded again safely.
             OSError: none can be saved there, or not in the form that was asked for.
         """
+        # All ranks take this branch alike: by the settings, and by what _look() has told all of
+        # them.
         divided = parts if parts and self._writes_parts(sharded=sharded) else None
         mine = (divided or whole)()
         save = self._begin(kind, step, state, rng_stream, position)
@@ -262,6 +269,7 @@ class Checkpointer:
         return asked and self._shared
 
     def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
+        # Only rank 0 is here; the other ranks go on training while it writes.
         whole = {**save.common, **held}
         check_state(whole)
         if draft := self._new_draft(save, folder=False):
@@ -275,10 +283,12 @@ class Checkpointer:
         if self._leads:
             check_state({**save.common, **part.marked})
         mine = self._new_draft(save, folder=True) if self._leads else None
+        # None: rank 0 has no room for a draft, and has said so; the training continues everywhere.
         name = self._group.broadcast_bytes(mine.name.encode() if mine else None)
         if name is None:
             return
         draft = self._checkpoints.folder / name.decode()
+        # The ranks count alike, so this names the save in the store.
         self._count += 1
         matter = f"save/{self._count}"
         self._write(save, draft, lambda: self._write_part(part, draft, save, matter))
@@ -316,6 +326,7 @@ class Checkpointer:
         if self._abandoned or self._background.finish(patience):
             return
         self._abandoned = True
+        # Rank 0's thread may wait for a rank that is gone: this ends that wait, with an error.
         self._reports.abandon()
         self._background.finish(_ABANDONED_S)
 
@@ -325,6 +336,7 @@ class Checkpointer:
         def waits() -> torch.Tensor:
             return torch.tensor(int(self._background.busy and not self._abandoned))
 
+        # The collective fails where a rank is lost; a plain wait for the thread would never end.
         while int(self._group.all_reduce(waits(), "max")):
             self._background.finish(_ROUND_S)
 
@@ -338,8 +350,10 @@ class Checkpointer:
     ) -> _Save:
         """Begin a checkpoint with the state that all have, after the one before is written."""
         began = time.monotonic()
+        # One save at a time: this waits for the one before.
         self._settle_together()
         mine = rng.capture(self._group.device)
+        # Random numbers of all ranks are in rank 0's file, also where each rank writes its part.
         random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
         streams = self._rng_streams(rng_stream)
         if not self._leads:
@@ -352,6 +366,7 @@ class Checkpointer:
         """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:
+            # This runs in the thread of Background, on each rank.
             written = part.write(draft)
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait forever
             failure = error
@@ -381,6 +396,7 @@ class Checkpointer:
 
     def _written(self) -> int:
         """Bytes of what is being written."""
+        # Called on the main thread while the other one writes: files come and go.
         draft = self._draft
         try:
             if draft is None or not draft.is_dir():
@@ -409,10 +425,13 @@ class Checkpointer:
         )
         if self._leads:
             with suppress(OSError):
+                # Now, as no rank saves yet: later these could be drafts of this run.
                 self._checkpoints.remove_partial()
         if newest is None:
             return None
         path, state = newest
+        # Refused, not skipped: from step 0 on, the run would replace the checkpoints of another
+        # one.
         if state.get("kind") != kind:
             raise ValueError(
                 f"{path} holds {state.get('kind', 'something else')!r}, not {kind!r}: "
@@ -445,6 +464,8 @@ class Checkpointer:
         state = saved.state
         then, now = state["world_size"], self._group.world_size
         ranks = ""
+        # The samples continue with any number of ranks, since their order depends on the epoch
+        # alone.
         if then != now:
             ranks = f"saved by {then} ranks, resumed by {now}"
         elif self._rng_streams(rng_stream) != state.get("streams", list(range(then))):

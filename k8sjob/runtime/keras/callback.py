@@ -86,12 +86,14 @@ class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]  # keras ha
     Keras would turn the numbers of every step into Python's, before it calls the first of them.
     """
 
+    # JobCallback is the last: those of the user see the logs first and may ask to stop.
     def __init__(self, callbacks: Sequence[Any], callback: JobCallback, **params: Any) -> None:
         super().__init__([*callbacks, callback], add_history=True, **params)
         self._callback = callback
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """To those that look at batches."""
+        # Python's numbers of the logs would make the host wait for the device at every step.
         if self._callback.asks:
             super().on_train_batch_end(batch, logs)
         else:
@@ -127,6 +129,8 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved
         self._placement, self._test_batches = placement, test_batches
         self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
+        # Over all of the user's callbacks, not only this rank's: all ranks must take part in the
+        # same collectives.
         self.asks = any(_looks_at_batches(callback) for callback in callbacks)
         self._steps = saved.step if saved else 0
         earlier = saved.state.get("history", {}) if saved else {}
@@ -151,6 +155,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         """A new order of the samples."""
         self._feed.sampler.set_epoch(epoch)
         self._shards = list(self._feed.sampler.shards())
+        # The loader that Keras has: its sampler gives the batches of this epoch from now on.
         self._feed.loader(self._shards)
         self._seen, self._reported, self._sum = 0, 0, 0.0
         self._progress.begin(epoch, self._epochs, len(self._shards), 0)
@@ -162,23 +167,27 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report; agree to stop, by a callback or by a signal."""
+        # Keras's loss is the mean over the epoch so far.
         self._report(self._shards[batch].count, (logs or {}).get("loss", math.nan))  # so far
         self._placement.expect(None)
         self._steps += 1
         if self.asks:
             self._agree()
+        # Before Keras makes the epoch's logs: those are to be of all ranks.
         if self.model.stop_training or batch + 1 == len(self._shards):
             self._placement.reduce_metrics()
         if not self._context.stop_coordinator.passes():
             reason = self._context.stop_coordinator.reason
             at = {"epoch": self._feed.sampler.epoch, "step": self._steps}
             self._context.reporter.emit(EventKind.STOPPING, signal=reason, **at)
+            # All ranks get here at the same step.
             raise Stopped(reason)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree to stop, make sure of equal ranks, report, save."""
         self._agree()
         self._placement.check()
+        # F1Score and others give arrays, which an event has no place for.
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
         self._context.log(epoch=epoch + 1, **numbers)
         for name, value in (logs or {}).items():
@@ -191,6 +200,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
         """The metrics of all ranks, once this one has seen its shard."""
         self._context.beat(self._steps)
+        # Once, after the last batch: the ranks may have unequal numbers of batches.
         if batch + 1 == self._test_batches:
             self._placement.reduce_metrics()
 
@@ -207,6 +217,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         Between reports that is not looked at: a device may still compute it.
         """
         self._seen += count
+        # The loss of the samples since the last report follows from two means over the epoch.
         if self._progress.due and self._placement.mesh.has_data:
             total, samples = float(mean) * self._seen, self._seen - self._reported
             recent = (total - self._sum) / max(samples, 1)
@@ -218,6 +229,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     def _variables(self) -> Mapping[str, Sequence[Any]]:
         """The variables of a checkpoint: the model's weights and seeds, and the optimizer's."""
+        # Metrics begin anew in each epoch, and a checkpoint is of an epoch's end.
         metrics = {id(variable) for variable in self.model.metrics_variables}
         of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
         return {"model": of_model, "optimizer": self.model.optimizer.variables}
@@ -261,6 +273,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
 def _names(variables: Sequence[Any]) -> list[str]:
     """Keras's paths, with a number after repeated ones."""
+    # Layers without a name of their own may share a path.
     counts: dict[str, int] = {}
     names = []
     for variable in variables:

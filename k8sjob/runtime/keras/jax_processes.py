@@ -39,15 +39,19 @@ class JaxProcesses:
 
         self._jax: Any = jax
         self._first, self._alone = group.rank == 0, group.world_size == 1
+        # Before the first question about devices, which starts JAX's back ends: after that no
+        # process can join.
         if not self._alone:
             self._join(env, group)
         devices = jax.devices()
+        # Flags for several devices on one CPU are common in tutorials of Keras.
         if len(devices) != group.world_size and not self._alone:
             raise EnvError(
                 f"JAX has {len(devices)} devices for {group.world_size} ranks, and each rank drives"
                 " one; remove XLA_FLAGS and JAX_NUM_CPU_DEVICES from run.env"
             )
         try:
+            # _of_jax() copies pieces of variables there, from which torch takes them.
             jax.local_devices(backend="cpu")
         except RuntimeError as error:
             raise EnvError(
@@ -55,6 +59,7 @@ class JaxProcesses:
                 " JAX_PLATFORMS, or remove that from run.env"
             ) from error
         self.device = str(jax.local_devices()[0].device_kind)
+        # JAX only warns where it was installed without CUDA, and computes on the CPU.
         if torch.cuda.is_available() and jax.default_backend() == "cpu":
             raise EnvError(
                 f"torch sees {torch.cuda.device_count()} GPUs here and JAX sees none; install"
@@ -66,10 +71,13 @@ class JaxProcesses:
         # for the others at its end.
         settings = {"jax_enable_preemption_service": False, "jax_enable_recoverability": True}
         for name, value in settings.items():
+            # Older versions of JAX lack one or both.
             if hasattr(self._jax.config, name):
                 self._jax.config.update(name, value)
+        # A port of rank 0; the other ranks' own are not used. It is free until JAX takes it.
         with reserve("") as free:
             port = group.broadcast_bytes(f"{free.getsockname()[1]}".encode())
+        # gRPC takes an IPv6 address in brackets.
         host = f"[{env.master_addr}]" if ":" in env.master_addr else env.master_addr
         address = f"{host}:{(port or b'').decode()}"
         try:
@@ -78,6 +86,7 @@ class JaxProcesses:
                 num_processes=group.world_size,
                 process_id=group.rank,
                 local_device_ids=env.local_rank if torch.cuda.is_available() else None,
+                # Else JAX would look for Slurm, GKE and others, and might find one.
                 cluster_detection_method="deactivate",
                 initialization_timeout=_JOIN_S,
                 # Left to itself, it would listen on all addresses of the machine.

@@ -48,6 +48,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
     def __init__(self, mesh: Any, axes: Mapping[str, Axes]) -> None:
         super().__init__(mesh)
         self.axes = axes
+        # A dict for its order: these names are in a message.
         self.asked: dict[str, None] = {}
         self.used: set[str] = set()
         for key, each in axes.items():
@@ -77,7 +78,9 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
         devices = _devices(group.world_size)
         mesh = distribution.DeviceMesh(shape, ["data", "model"], devices)
         self._layouts = Layouts(mesh, options["layout"])
+        # By id: Keras's variables compare their elements with ==, and so have no hash.
         self._asked_for: set[int] = set()
+        # No sharding by Keras: Feed gives each rank its own samples.
         super().__init__(layout_map=self._layouts, batch_dim_name="data", auto_shard_dataset=False)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -111,12 +114,14 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
 def _devices(world_size: int) -> list[str]:
     """Each rank's device, by rank; a single process takes the first."""
     try:
+        # On torch, Keras before 3.16 raises one of the two.
         devices: list[str] = distribution.list_devices()
     except (AttributeError, NotImplementedError) as error:
         raise EnvError(
             f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install"
             " Keras 3.16 or later, or remove strategy.keras_backend for JAX"
         ) from error
+    # Else a single process would divide over all virtual devices of the CPU.
     return devices[:1] if world_size == 1 else devices
 
 
@@ -194,8 +199,10 @@ class ShardedModel(Placement):
     def read(self, variable: Any) -> Tensor:
         """This rank's piece, a DTensor; plain where all ranks have the same."""
         local, divided = self._divisions(variable.value)
+        # The states of Keras's seed generators are unsigned.
         local = local.to(_UNSIGNED.get(local.dtype, local.dtype))
         sizes = {"data": self.mesh.data_size, "model": self.mesh.model_size}
+        # Mesh.devices has only the axes with several ranks.
         along = {axis: dim for axis, dim in divided.items() if sizes[axis] > 1}
         if not along:
             return local
@@ -207,6 +214,8 @@ class ShardedModel(Placement):
             [Shard(along[axis]) if axis in along else Replicate() for axis in axes],
             run_check=False,
             shape=shape,
+            # torch takes shape and stride together; the stride is that of the whole tensor,
+            # contiguous.
             stride=torch.empty(shape, device="meta").stride(),
         )
 
@@ -215,6 +224,7 @@ class ShardedModel(Placement):
         piece = model_state.part(value, self.read(variable))
         local = piece.to_local() if isinstance(piece, DTensor) else piece
         if self._divisions is _of_torch:
+            # In place: these are the bytes of this rank's part.
             target, _ = _of_torch(variable.value)
             target.copy_(local)
         else:
@@ -238,6 +248,7 @@ def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
 def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
     """The same for JAX's, in host memory."""
     jax = sys.modules["jax"]
+    # By way of the host, since torch may be built without CUDA.
     host = jax.local_devices(backend="cpu")[0]
     local = from_dlpack(jax.device_put(value.addressable_data(0), host))
     spec = getattr(value.sharding, "spec", ())
@@ -267,6 +278,7 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         super().__init__()
         self._context, self._distribution = context, distribution.distribution()
         mesh = self._distribution.ranks
+        # These samples are too few for one on each rank along data.
         surplus = len(dataset) % mesh.data_size
         together = len(dataset) - surplus
         mine = range(mesh.data_rank, together, mesh.data_size)
@@ -281,6 +293,7 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         model = self.model
         model.reset_metrics()
         # test_on_batch would do so each time, and this is one evaluation.
+        # Past Keras's own __setattr__, which would track it as a part of the model.
         object.__setattr__(model, "reset_metrics", lambda: None)
         try:
             for number, batch in enumerate(self._loader):
@@ -300,6 +313,7 @@ def undivided(context: RankContext, model: Any) -> Iterator[Any]:
 
     All ranks call it. Nothing is divided meanwhile: else rank 0 would wait for the others.
     """
+    # All ranks gather, and rank 0 keeps the weights; the model on the mesh stays as it is.
     pieces = ShardedModel(context, model)
     weights: Sequence[Tensor] = [
         model_state.whole(pieces.read(variable), keep=context.is_main) for variable in model.weights

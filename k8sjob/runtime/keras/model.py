@@ -89,6 +89,7 @@ class AsTorch(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The output for a tensor, several of them, or a dict by the names of the inputs."""
+        # Keras's functional models take one argument: a tensor, a list, or a dict by names.
         call_inputs = named or (inputs[0] if len(inputs) == 1 else list(inputs))
         with on(self._device):  # also where Keras was imported after the session began
             return self.keras(call_inputs, training=self.keras.training)
@@ -102,6 +103,7 @@ class Moved:
 
     def __init__(self, model: Any, mesh: Mesh) -> None:
         self._mesh = mesh
+        # Not `buffers()`: Keras's variables are parameters of torch without gradients.
         self._values = [variable.value for variable in model.non_trainable_weights]
         self.begin()
 
@@ -115,6 +117,7 @@ class Moved:
         moved = [
             value
             for value, before, after in zip(self._values, self._seen, now, strict=True)
+            # Counters move alike on all ranks, and a mean of them would be no whole number.
             if before != after and value.is_floating_point()
         ]
         if moved:
@@ -133,6 +136,7 @@ class Seeds:
     """
 
     def __init__(self, model: Any) -> None:
+        # What a model has beside its weights and metrics are the states of its seed generators.
         saved = [*model.weights, *getattr(model, "metrics_variables", ())]
         saved_ids = {id(variable) for variable in saved}
         self._states = [
@@ -144,6 +148,8 @@ class Seeds:
         """Take this rank's sequences; ranks with the same stream draw the same. Counts stay."""
         with torch.no_grad():
             for state, seed in zip(self._states, self._first, strict=True):
+                # From the seed that all ranks began with, so that a restored model gets the same
+                # sequences.
                 state[0] = (seed + (stream + 1) * _RANK_STRIDE) % _SEEDS
 
 
@@ -169,8 +175,11 @@ class KerasOptimizer(Optimizer):
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self.keras, self._trained = optimizer, list(variables)
+        # An optimizer makes its variables in its first step otherwise, and a checkpoint comes
+        # before.
         if not optimizer.built:
             optimizer.build(self._trained)
+        # For torch's schedulers, clipping and zero_grad(), which look at the parameters' gradients.
         super().__init__([variable.value for variable in self._trained], {})
 
     @torch.no_grad()

@@ -52,6 +52,7 @@ def fit(
     """See Job.fit; `settings` are those of its arguments that Feed takes."""
     _check(context, model, callbacks)
     loader_options = settings["loader_options"]
+    # Unknown arguments go to the DataLoader, and these are Keras's.
     for name in sorted(_INSTEAD.keys() & loader_options.keys()):
         raise TypeError(f"job.fit({name}=): {_INSTEAD[name]}")
     train = _dataset(train)
@@ -73,6 +74,7 @@ def fit(
     )
     _check_feed(feed)
     saved = context.checkpointer.newest(KIND) if context.checkpointer else None
+    # Writers on rank 0 alone: others would overwrite its files.
     on_rank = [user for user in callbacks if context.is_main or not isinstance(user, _WRITERS)]
     held_out = None
     if validation is not None:
@@ -91,6 +93,7 @@ def fit(
     try:
         with placement.fitting(callback.due):
             history: Any = model.fit(
+                # Of the first epoch; on_epoch_begin() gives this loader the batches of each epoch.
                 feed.loader(list(feed.sampler.shards())),
                 epochs=epochs,
                 initial_epoch=_resume(context, saved, epochs),
@@ -102,6 +105,7 @@ def fit(
         context.end()
     finally:
         context.pause()  # a save is not waited for: of a rank that is lost nothing comes
+    # Keras's own begins with this start; the callback's has the epochs of earlier starts, too.
     history.history = callback.history
     history.epoch = list(range(len(callback.history.get("loss", ()))))
     return history
@@ -167,6 +171,7 @@ _INSTEAD: Final = {
 class _Weighted(Dataset[Any]):
     """A data set whose samples have the weights of their classes, besides their own."""
 
+    # class -> weight; classes that are not in it have 1.
     def __init__(self, data: Any, weights: Mapping[int, float]) -> None:
         self._data, self._weights = data, weights
 
@@ -217,6 +222,7 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
             f"{name} is compiled with steps_per_execution={model.steps_per_execution}, and"
             " job.fit() reports and stops between single steps; leave it out"
         )
+    # A weak reference, so that the session does not keep the model in memory.
     if context.checkpointer and context.fitted is not None and context.fitted() is not model:
         raise ValueError(
             "job.fit() has trained another model in this session, and"
@@ -259,6 +265,7 @@ def _check_replicated(context: RankContext, model: Any) -> None:
         )
     if model.jit_compile:
         raise ValueError(f"{name} is compiled with jit_compile=True; leave it out")
+    # The mean of the ranks' sums is the sum divided by the number of ranks.
     if getattr(model.loss, "reduction", None) == "sum":
         raise ValueError(
             f'the loss of {name} has reduction="sum", and the ranks average gradients; use its'

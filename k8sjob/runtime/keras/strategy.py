@@ -45,6 +45,7 @@ def prepare(model: Any, loss: Loss, group: Group, options: Options) -> Strategy:
 
     def whole_loss(output: Any, *targets: Any) -> Tensor:
         """The loss, and what layers added to it in their last call: regularisers, add_loss()."""
+        # Keras's fit adds them by itself; a loop of torch sees only the output.
         return sum(model.losses, start=loss(output, *targets))
 
     wrapped, step = replicate(view, whole_loss, group, bf16=bf16)
@@ -53,6 +54,7 @@ def prepare(model: Any, loss: Loss, group: Group, options: Options) -> Strategy:
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         value = step(inputs, targets, scale=scale, sync=sync)
+        # Statistics of batch normalization are averaged once in a step, as the gradients are.
         if sync:
             moved.average()
         return value
@@ -101,6 +103,7 @@ class ReplicatedModel(Placement):
                 f"{len(data)} samples to validate with, and {self.mesh.data_size} ranks: give each"
                 " one"
             )
+        # Without padding, so the ranks may have unequal numbers of samples.
         batches = strided(data, self.mesh.data_rank, self.mesh.data_size, TEST_BATCH)
         mine = [batch for batch in batches if batch]
         return [], DataLoader(data, batch_sampler=mine, **options)
@@ -120,6 +123,7 @@ class ReplicatedModel(Placement):
         optimizer.apply = apply_averaged
         try:
             with keras_model.on(self._context.device):
+                # Keras has made it on the device that it found first.
                 self._model.to(self._context.device)
                 yield
         finally:
@@ -129,6 +133,7 @@ class ReplicatedModel(Placement):
         """Rank 0's weights for all; each rank's own sequences of random numbers."""
         seeds, optimizer = Seeds(self._model), self._model.optimizer
         resume()
+        # Also after a checkpoint was read: what it does not have, as metrics, must be equal too.
         for variable in [*self._model.variables, *optimizer.variables]:
             variable.assign(self._context.group.broadcast(variable.value))
         seeds.part(self._context.rank)
@@ -145,6 +150,8 @@ class ReplicatedModel(Placement):
         present = [gradient for gradient in gradients if gradient is not None]
         with self._context.group.waiting(), torch.no_grad():
             for gradient in present:
+                # A share of a short batch counts by its samples: scale is size * ranks / samples of
+                # all.
                 gradient.mul_(self._shard.scale)
             self.mesh.average(present)
             self.norm = get_total_norm(present) if self._due() else None
@@ -164,6 +171,7 @@ class ReplicatedModel(Placement):
     def _addend(self, variable: Any) -> Tensor:
         """This rank's summand of the sum over the ranks."""
         value: Tensor = variable.value.detach().double()
+        # Keras's word for how copies of a variable become one.
         if variable.aggregation == "mean":
             return value / self._context.group.world_size
         if variable.aggregation == "only_first_replica" and self._context.rank:
@@ -174,6 +182,7 @@ class ReplicatedModel(Placement):
         """Weights that differ; machines of several kinds may round in their own ways."""
         group, weights = self._context.group, self._model.weights
         sums = [variable.value.detach().double().sum() for variable in weights]
+        # A sum of each weight first: few bytes, and where all are equal nothing more is sent.
         ranks = group.gather(torch.stack(sums).cpu())
         apart = torch.stack(
             [~torch.isclose(result, ranks[0], rtol=0, atol=0, equal_nan=True) for result in ranks]

@@ -34,6 +34,7 @@ def strategy(kind: str, model: nn.Module, loss: Loss, group: Group, options: Opt
     """
     module, function = _HOME.get(kind, (f"strategies.{kind}", "prepare"))
     prepare = getattr(import_module(f"k8sjob.runtime.{module}"), function)
+    # Strategies that place layers themselves would not fit the whole model on this one device.
     if not STRATEGIES[kind].places:
         model.to(group.device)
     prepared: Strategy = prepare(model, loss, group, options)

@@ -68,12 +68,14 @@ def assemble(
     model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **fields: Any
 ) -> Strategy:
     """A strategy; what is not given is that of a model that each rank has whole."""
+    # None, as of parameter servers, comes with a capture of its own: no rank has all of the state.
     parts = fields.setdefault("parts", partial(model_state.parts, model))
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
         "settle": partial(broadcast_buffers, model, mesh.group),
         "clip": clip_gradients,
+        # All ranks take part where tensors are DTensors; only rank 0 keeps the copies.
         "capture": lambda optimizer: model_state.whole(parts(optimizer), keep=mesh.group.rank == 0),
         "sharded": False,
         "restore": partial(model_state.restore, model),

@@ -31,6 +31,8 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
         ValueError: a pattern matches no layer, or layers overlap or share a parameter.
     """
     if not patterns:
+        # FSDP gathers a block for its own forward; a parameter of two blocks would be gathered for
+        # one.
         shared = {name.rpartition(".")[0] for names in tied(model) for name in names}
         return {
             name: layer
@@ -57,6 +59,7 @@ def matched(patterns: Sequence[str], names: Collection[str], setting: str, noun:
 
 def tied(model: nn.Module) -> list[list[str]]:
     """The names of each parameter that has more than one."""
+    # A Tensor hashes by its identity, so a parameter with several names has one entry.
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -77,8 +80,11 @@ def prepare_layers(model: nn.Module, options: Options, *, as_one: bool = False) 
     blocks = list(find_blocks(model, options["blocks"]).values())
     if options["checkpoint_activations"]:
         for layer in blocks:
+            # On the instance: hooks stay outside of it, and no wrapper gets between the names.
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     if options.get("compile"):
+        # Where blocks have hooks at their borders, as under fsdp and mesh, each is a graph of its
+        # own.
         for layer in [model] if as_one or not blocks else blocks:
             layer.forward = _Compiled(layer.forward)
     return blocks

@@ -25,6 +25,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     """The row of the table: DistributedDataParallel, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
+    # DistributedDataParallel has no hooks between the layers, so one graph can have all of them.
     prepare_layers(model, options, as_one=True)
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
@@ -35,6 +36,7 @@ def prepare_data_parallel(model: nn.Module, loss: Loss, group: Group, options: O
 
     On a CPU, or on one GPU, there is nothing to divide.
     """
+    # nn.DataParallel over one device only adds a layer of calls.
     several = group.device.type == "cuda" and torch.cuda.device_count() > 1
     wrapped = nn.DataParallel(model) if several else model
     step = partial(forward_backward, wrapped, loss, bf16=options["bf16"])

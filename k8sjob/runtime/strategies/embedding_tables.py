@@ -39,6 +39,7 @@ _OF_BAGS: Final = ("mode", "include_last_offset")
 
 def describe(table: nn.Embedding | nn.EmbeddingBag) -> Recipe:
     """The recipe for another table of its kind; ValueError if it needs whole rows."""
+    # It scales a row by the norm of the whole row, of which a server has a part.
     if table.max_norm is not None:
         raise ValueError("max_norm needs whole rows, and a server has columns; leave it out")
     bag = isinstance(table, nn.EmbeddingBag)
@@ -54,9 +55,11 @@ class _ServerTables:
     """The tables of this server, and the one optimizer of all of them."""
 
     def __init__(self) -> None:
+        # RPC calls these functions from several threads of its own, for several trainers.
         self.lock = threading.Lock()
         self.tables: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
         self.optimizer: Optimizer | None = None
+        # trainer -> weight -> the sum of its gradients in this window; weights by identity.
         self.sums: dict[int, dict[Tensor, Tensor]] = defaultdict(dict)
 
     @property
@@ -82,6 +85,8 @@ def find(name: str) -> nn.Module:
 
 def make_optimizer(kind: type[Optimizer], pickled: dict[str, Any]) -> None:
     """Make the optimizer of this server's tables: its class, and the trainers' pickled state."""
+    # Without __init__, whose arguments are not known here: unpickled, as torch unpickles
+    # optimizers. The parameters are those of this server.
     optimizer = kind.__new__(kind)
     (group,) = pickled["param_groups"]
     held = {**group, "params": list(_HELD.weights.values())}
@@ -91,12 +96,15 @@ def make_optimizer(kind: type[Optimizer], pickled: dict[str, Any]) -> None:
 
 def take_gradients(trainer: int, context: int, closes: bool) -> None:  # noqa: FBT001 - of a call
     """Keep a trainer's gradients of one batch (a dist_autograd context), or step by all kept."""
+    # This context is the trainer's; on this server it has the gradients of the tables here.
     gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
     with _HELD.lock:
         sums = _HELD.sums[trainer]
         for weight, gradient in gradients.items():
             sums[weight] = sums[weight] + gradient if weight in sums else gradient
         if closes:
+            # The tables step for each trainer by itself: RemoteTable.share makes up for their
+            # number.
             for weight, gradient in _HELD.sums.pop(trainer).items():
                 weight.grad = gradient
             optimizer = _optimizer()
@@ -156,9 +164,11 @@ class RemoteTable(nn.Module):
         """As the table that it replaces; the output is where the input was."""
         first = inputs[0] if inputs else next(iter(named.values()))
         inputs, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, (inputs, named))
+        # All servers look up at the same time; the columns are waited for in their order.
         asked = [piece.forward_async(*inputs, **named) for piece in self.pieces]
         output = torch.cat([columns.wait() for columns in asked], dim=-1).to(first.device)
         if output.requires_grad and self.share != 1.0:
+            # One lookup in a table of n trainers counts 1/n, as averaged gradients do elsewhere.
             output.register_hook(lambda gradient: gradient * self.share)  # type: ignore[no-untyped-call]  # torch leaves it so
         return output
 
@@ -176,6 +186,8 @@ class RemoteTables:
         for name in names:
             table = _table(model, name)
             pieces = self._cut(table.weight.detach().cpu())
+            # One rank, so that the servers have one table; the barrier is for the others, who look
+            # it up next.
             if group.rank == 0:
                 recipe = describe(table)
                 put = partial(keep, trained=table.weight.requires_grad)
@@ -203,6 +215,8 @@ class RemoteTables:
         for name in self.names:
             weights = [weights[name] for weights, _ in answers]
             states = [states[name] for _, states in answers]
+            # Entries such as exp_avg are cut as the weight is; others, such as step, all servers
+            # have alike.
             joined = {key: _joined([s[key] for s in states], weights) for key in states[0]}
             whole[name] = torch.cat(weights, dim=1), joined
         return whole
@@ -278,6 +292,7 @@ def _check(model: nn.Module, chosen: Sequence[str], servers: int) -> None:
             describe(layer)
         except ValueError as error:
             raise ValueError(f"strategy.tables: {name}: {error}") from None
+    # DistributedDataParallel refuses a model without a parameter that needs a gradient.
     on_servers = {f"{name}.weight" for name in chosen}
     if not any(
         item.requires_grad for name, item in model.named_parameters() if name not in on_servers

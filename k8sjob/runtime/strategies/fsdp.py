@@ -37,6 +37,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     blocks = prepare_layers(model, options)
     mesh = Mesh(group)
     if group.world_size > 1:
+        # All ranks cut their parts out of one model, that of rank 0.
         broadcast_state(model, group)
         _shard(model, blocks, mesh, options)
     else:
@@ -44,7 +45,9 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         if isinstance(model, FSDPModule):
+            # Without synchronization, the gradients of a window are kept whole on each rank.
             model.set_requires_gradient_sync(sync)
+        # Each block gathers its parameters from the other ranks, so every step waits for them.
         with group.waiting() if isinstance(model, FSDPModule) else nullcontext():
             return forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
 
@@ -74,4 +77,6 @@ def _shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, options: O
     ranks, reshard = mesh.axis("data"), options["reshard"]
     for block in blocks:
         fully_shard(block, mesh=ranks, mp_policy=policy, reshard_after_forward=reshard)
+    # The root has what is in no block. By default it stays whole after its forward pass, since the
+    # backward pass begins with it.
     fully_shard(model, mesh=ranks, mp_policy=policy)

@@ -96,6 +96,7 @@ def check_axes(name: str, axes: Axes, ndim: int) -> None:
 def check_size(name: str, dim: int, size: int, axis: str, ranks: int) -> None:
     """Refuse to divide a dimension into parts of several sizes."""
     if size % ranks:
+        # The divisors, of which the smallest say enough.
         fitting = [str(n) for n in range(1, size + 1) if size % n == 0][:8]
         raise ValueError(
             f"strategy.layout: {name} has {size} along dimension {dim}, which does not divide by"
@@ -106,6 +107,7 @@ def check_size(name: str, dim: int, size: int, axis: str, ranks: int) -> None:
 def _chosen(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
     """Every name that has a layout."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    # Not of the model itself, whose name is empty: its output goes to the loss whole.
     names += [f"{name}{_OUTPUT}" for name, _ in model.named_modules() if name]
     chosen: dict[str, str] = {}
     for name in names:

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel here, RemoteModules on the servers."""
     names = choose(model, options["tables"], options["servers"])
+    # Before the tables leave the model: it keeps the names and numbers of all parameters.
     whole = StageState(model)
     remote = RemoteTables(model, names, options["servers"], group)
+    # Now without the tables, which may be larger than the GPU.
     model.to(group.device)
     on_gpu = [group.device] if group.device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=on_gpu)
@@ -59,6 +61,8 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
                 autocast(group.device, bf16=options["bf16"]),
             ):
                 value = mean_loss(loss, call(wrapped, inputs), targets)
+            # Gradients go into the context, not to the parameters, and to the servers that looked
+            # up.
             dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
             steps.take(context)
             if added_up and sync:
@@ -77,6 +81,8 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         bf16=options["bf16"],
         wrapped=wrapped,
         settle=settle,
+        # The gradients of the tables are on the servers: there is no norm of all gradients in one
+        # place.
         clip=lambda _optimizer, _largest: None,
         capture=state.capture,
         parts=None,
@@ -102,6 +108,8 @@ class _Steps:
         with ExitStack() as stack:
             yield stack.enter_context(dist_autograd.context())
             if self._begun:
+                # The servers still read this context's gradients; _finish() closes it after the
+                # step.
                 self._open = stack.pop_all()
 
     def _finish(self, *_hooked: Any) -> None:
@@ -115,6 +123,7 @@ class _Steps:
         """Make the servers' optimizers, which are like the trainers'."""
         check_groups(optimizer)
         self._optimizer, self._rates = optimizer, _rates(optimizer)
+        # So the servers step while the trainer does, and nobody has to call anything at the end.
         optimizer.register_step_post_hook(self._finish)
         if self._group.rank == 0:
             pickled = {"defaults": optimizer.defaults, "param_groups": [self._rates]}
@@ -126,6 +135,7 @@ class _Steps:
         gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
         for parameter in self._model.parameters():
             new = gradients.get(parameter)
+            # The context's gradients are of this batch; earlier ones of the window are in .grad.
             if new is not None:
                 parameter.grad = new if parameter.grad is None else parameter.grad + new
 
@@ -136,6 +146,7 @@ class _Steps:
             self._remote.call(take, self._group.rank, context, False)  # noqa: FBT003 - of a call
             return
         rates = _rates(self._optimizer)
+        # A schedule is the same on all trainers, so one of them tells the servers.
         if self._group.rank == 0 and rates != self._rates:
             self._remote.call(embedding_tables.set_rates, rates)
         self._rates = rates
@@ -159,6 +170,7 @@ class _State:
     def capture(self, optimizer: Optimizer) -> dict[str, Any]:
         """See Strategy.capture."""
         self._group.barrier()  # each trainer's last step is on the servers
+        # Between the barriers no trainer steps, so the parts of all servers are of one step.
         state = self._joined(optimizer) if self._group.rank == 0 else {}
         self._group.barrier()
         return state
@@ -175,6 +187,8 @@ class _State:
                 name: (state["model"][key], stored.get(numbers[name], {}))
                 for name, key in keys.items()
             }
+            # The optimizer has the rates of the checkpoint here, and the servers had those of the
+            # script.
             self._remote.call(embedding_tables.set_rates, _rates(optimizer))
             self._remote.take_state(of_tables)
         self._group.barrier()

@@ -69,6 +69,8 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting():
             batch = micro_batches(inputs, targets, options["micro_batches"])
+            # 1F1B: as many batches are under way as there are stages behind, and each needs its
+            # activations.
             ahead = len(batch) if gpipe else len(stages) - stage - 1
             order = list(schedule(ahead, len(batch)))
             value = _run(order, computed, links, batch, scale=scale)
@@ -98,6 +100,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         restore=whole.restore,
         ready=check_groups,
         counts=last,
+        # Stages draw for different layers, so each rank has random numbers of its own.
         rng_stream=group.rank,
     )
 
@@ -107,6 +110,7 @@ def _equalise_buffers(model: nn.Module, mesh: Mesh) -> None:
     ranks = mesh.process_group("data")
     if ranks is not None:
         for buffer in model.buffers():
+            # The ranks of the first copy are 0 to stages - 1, so the stage's number is a rank.
             dist.broadcast(buffer, src=mesh.model_rank, group=ranks)
 
 
@@ -152,6 +156,8 @@ def keep_stage(model: nn.Module, layers: Sequence[str]) -> None:
     for name in list(_links(model)):
         if name not in layers:
             owner, _, last = name.rpartition(".")
+            # An nn.Identity instead of nothing: the layers behind it keep their numbers, which are
+            # names.
             setattr(model.get_submodule(owner), last, nn.Identity())
 
 
@@ -176,6 +182,7 @@ def _check_stages(model: nn.Module, cut: list[list[str]]) -> None:
             )
     for names in tied(model):
         _check_together(names, "parameter", cut)
+    # Also layers without parameters that have buffers, as a batch normalization without affine.
     for names in _shared_layers(model):
         _check_together(names, "layer", cut)
 
@@ -230,6 +237,7 @@ def micro_batches(
     """(inputs, targets) of each micro-batch; sizes differ by one at most."""
     inputs = dict(inputs) if isinstance(inputs, dict) else inputs  # a subclass would be a leaf
     leaves, nest = pytree.tree_flatten((inputs, targets))
+    # A short last batch has fewer micro-batches; none may be empty.
     parts = min(most, leaves[0].shape[0])
     columns = zip(*(torch.tensor_split(leaf, parts) for leaf in leaves), strict=True)
     return [pytree.tree_unflatten(list(column), nest) for column in columns]
@@ -255,11 +263,13 @@ def _run(
                 inputs = links.take_input(number)
             output = computed(inputs, targets)
             if links.last:
+                # The loss is a mean: micro-batches of unequal sizes count by their samples.
                 part = sizes[number] / sum(sizes)
                 losses.append(output.detach().to(links.device, torch.float64) * part)
                 output = output * (part * scale)
             else:
                 links.give_output(output, number)
+            # These hold the activations until the backward pass of this micro-batch.
             pending[number] = inputs, output
         else:
             inputs, output = pending.pop(number)
@@ -268,6 +278,7 @@ def _run(
                 gradient, loss = links.take_gradient(output, last=closes)
             elif closes:
                 loss = torch.stack(losses).sum()
+            # A backward of its own, since no loss is in this process but on the last stage.
             torch.autograd.backward(output, gradient)
             if not links.first:
                 links.give_gradient(inputs.grad, loss)
@@ -277,6 +288,8 @@ def _run(
 
 _DIMS: Final = 8
 _LOSS_BYTES: Final = 8
+# Both sides begin by expecting a float32 of the shape (0,), so that the first message is the mark
+# alone.
 _NOTHING: Final = [0, 1, *[0] * _DIMS]
 """The head of an activation: its type by number, its dimensions, and their sizes."""
 _KINDS: Final = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -303,19 +316,25 @@ class StageLinks:
         self.device = mesh.group.device
         self._before, self._behind = rank - 1, rank + 1
         self._forth, self._back = mesh.new_group(), mesh.new_group()
+        # nccl sends from GPUs only, gloo from host memory only.
         self._wire = mesh.group.device if mesh.group.backend == "nccl" else torch.device("cpu")
+        # With their tensors: an isend reads the memory after it has returned.
         self._sent: list[tuple[Any, Tensor]] = []
+        # place -> the head of the last activation there, on the side that takes and on that which
+        # gives; both change at the same messages, so they agree.
         self._taken: dict[int, list[int]] = {}
         self._given: dict[int, list[int]] = {}
 
     def take_input(self, place: int) -> Tensor:
         """The output of the stage before, as a leaf; those of a `place` usually have one shape."""
         body, mark = self._take_bytes(self._taken.get(place, _NOTHING), marked=True)
+        # It has another type or shape: its head and its body follow, and are expected from now on.
         if mark:
             head = torch.empty(len(_NOTHING), dtype=torch.int64, device=self._wire)
             dist.recv(head, self._before, group=self._forth)
             self._taken[place] = head.tolist()
             body, _ = self._take_bytes(self._taken[place], marked=False)
+        # A leaf, so that its gradient can be read and sent back.
         return body.to(self.device).requires_grad_(torch.is_grad_enabled())
 
     def _take_bytes(self, head: list[int], *, marked: bool) -> tuple[Tensor, bool]:
@@ -342,6 +361,8 @@ class StageLinks:
             return
         self._given[place] = head
         *_, size = _read(expected)
+        # As long as the other side expects, with a mark of 1; the bytes before the mark mean
+        # nothing.
         self._send(torch.ones(size + 1, dtype=torch.uint8), self._behind, self._forth)
         self._send(torch.tensor(head), self._behind, self._forth)
         self._send(body, self._behind, self._forth)
@@ -352,6 +373,8 @@ class StageLinks:
         wire = torch.empty(size + last * _LOSS_BYTES, dtype=torch.uint8, device=self._wire)
         dist.recv(wire, self._behind, group=self._back)
         body = wire[:size].view(output.dtype).view(output.shape)
+        # Cloned: a view as float64 must begin at a multiple of 8 bytes, which the end of a gradient
+        # need not be.
         loss = wire[size:].clone().view(torch.float64)[0].to(self.device) if last else None
         return body.to(output.device), loss
 
@@ -395,6 +418,7 @@ def prepare_model_split(model: nn.Module, loss: Loss, group: Group, options: Opt
     stages = cut(model, options["splits"])
     prepare_layers(model, options)
     places = devices(group.device, len(stages), torch.cuda.device_count())
+    # Layers of a stage follow each other, so its first one alone moves what comes in.
     for layers, place in zip(stages, places, strict=True):
         for name in layers:
             model.get_submodule(name).to(place)

@@ -48,10 +48,13 @@ class Calls:
         """
         self._env, self._serving = env, serving
         if is_loopback(env.master_addr):
+            # TensorPipe looks for an address by the host's name otherwise, and listens on it.
             stay_on_loopback("TP_SOCKET_IFNAME")
         options = rpc.TensorPipeRpcBackendOptions(
             init_method=f"{_scheme(joined.again, env)}://",
             rpc_timeout=timeout,
+            # torch's default of 16, and one for each process: a call may wait in its thread for the
+            # lock of the tables.
             num_worker_threads=16 + env.world_size,
             _transports=["uv"],  # shared memory would take more of /dev/shm than a pod has
         )
@@ -68,13 +71,16 @@ class Calls:
     def begin(self, lost: Callable[[], None]) -> None:
         """Begin this process's part, or PeerLost: a trainer returns at once, others at the end."""
         if self._env.rank == 0:
+            # Returns when all other processes are done: the coordinator does not train.
             self._coordinate(lost)
+        # Servers serve until the last trainer is done; trainers begin to train at once.
         event = _SELF.dismissed if self._env.rank < self._serving else _SELF.begun
         while self._env.rank and not event.wait(_LOOK_S):
             lost()
 
     def _coordinate(self, lost: Callable[[], None]) -> None:
         """Start the loops of all others, and stay until they have ended."""
+        # Without a timeout: the answer is the end of the training.
         running = {
             rank: rpc.rpc_async(name_of(rank, self._serving), _loop, timeout=0)
             for rank in range(1, self._env.world_size)
@@ -83,6 +89,7 @@ class Calls:
         while running:
             for rank in [rank for rank, loop in running.items() if loop.done()]:
                 self._check(rank, running.pop(rank))
+            # Only servers are left to wait for.
             if not dismissed and all(rank < self._serving for rank in running):
                 dismissed = True
                 for rank in range(1, self._serving):
@@ -99,6 +106,7 @@ class Calls:
 
     def close(self) -> None:
         """Report that this process is done; returns when all others are."""
+        # First the answer to the coordinator: rpc.shutdown() waits for calls that are not answered.
         _SELF.ended.set_result(None)
         rpc.shutdown()
 
@@ -143,6 +151,7 @@ def _scheme(again: Callable[[], Store], env: DistEnv) -> str:
     def rendezvous(_url: str, **_more: Any) -> Iterator[tuple[Store, int, int]]:
         yield PrefixStore("rpc", again()), env.rank, env.world_size
 
+    # torch registers a scheme once in a process, so each has another name.
     scheme = f"k8sjob-{uuid.uuid4().hex}"
     register_rendezvous_handler(scheme, rendezvous)  # type: ignore[no-untyped-call]  # as above
     return scheme

@@ -65,6 +65,7 @@ def forward(model: nn.Module, inputs: Any, *, bf16: bool) -> Any:
     """The output for an evaluation; metrics get it in single precision."""
     with autocast(next(model.parameters()).device, bf16=bf16):
         output = call(model, inputs)
+    # numpy has no bfloat16, and sums in it lose the small addends.
     half = isinstance(output, torch.Tensor) and output.dtype == torch.bfloat16
     return output.float() if half else output
 
@@ -99,6 +100,7 @@ def forward_backward(
         output = call(model, inputs)
         value = mean_loss(loss, output, targets)
     between()
+    # Most steps need no factor, and so no operation for it.
     scaled = value if scale == 1.0 else value * scale
     if not scale and not scaled.isfinite():
         # A mean over no tokens is nan, and so are its gradients, even times 0. The other ranks wait
@@ -122,9 +124,11 @@ def replicate(
     wrapped: nn.Module = model
     if group.world_size > 1:
         on_gpu = [group.device] if group.device.type == "cuda" else None
+        # Gradients are views of the buckets that are sent: one copy of them less in memory.
         wrapped = DistributedDataParallel(model, device_ids=on_gpu, gradient_as_bucket_view=True)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
+        # no_sync() must be around the forward pass too: torch reads it there.
         silent = not sync and isinstance(wrapped, DistributedDataParallel)
         try:
             with wrapped.no_sync() if silent else nullcontext():  # type: ignore[operator]  # silent: it is DDP
@@ -135,6 +139,8 @@ def replicate(
                     targets,
                     scale=scale,
                     bf16=bf16,
+                    # DistributedDataParallel sends in the backward pass. A rank that hangs in its
+                    # own forward pass is found by the phase: the others are in "sync".
                     between=lambda: group.on_phase("sync" if sync else "compute"),
                 )
         finally:
@@ -163,15 +169,20 @@ def synchronize(model: nn.Module, mesh: Mesh) -> None:
         if not parameter.requires_grad:
             continue
         gradient = parameter.grad
+        # The ranks would average lists of unequal lengths, and hang or mix up parameters.
         if gradient is None:
             raise RuntimeError(
                 f"{name} has no gradient: the loss does not depend on it; use it, or call"
                 " requires_grad_(False) on it"
             )
         if isinstance(gradient, DTensor):
+            # A parameter that no layout names was used with a divided tensor outside of its own
+            # layer.
             if not isinstance(parameter, DTensor):
                 raise MixedError(name)
             if gradient.placements != parameter.placements:
+                # A gradient may come as a partial sum over the axis model, or divided in another
+                # way.
                 gradient = gradient.redistribute(placements=parameter.placements)
                 parameter.grad = gradient
         gradients.append(local(gradient))
@@ -210,6 +221,7 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     apart = [sharded or _is_sharded(gradient) for gradient in gradients]
     parts = [local(gradient).detach() for gradient in gradients]
+    # Squares of parts add up over the ranks; of what all ranks have, they count once.
     mine = get_total_norm([part for part, is_apart in zip(parts, apart, strict=True) if is_apart])
     shared = get_total_norm(
         [part for part, is_apart in zip(parts, apart, strict=True) if not is_apart]

@@ -31,6 +31,8 @@ class _AllReduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # all_reduce writes into its tensor, and autograd may still use this gradient; collectives
+        # take contiguous ones only.
         total = gradients[0].contiguous().clone()
         dist.all_reduce(total, group=ctx.ranks)
         return total, None
@@ -47,6 +49,7 @@ class SyncBatchNorm(_BatchNorm):  # DistributedDataParallel refuses torch's on C
         if input.ndim < 2:
             raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
         if not self.training:  # where ranks may have unequally many batches
+            # Without running moments torch normalizes an evaluation by its own batch, too.
             moments, alone = (self.running_mean, self.running_var), self.running_mean is None
             return functional.batch_norm(
                 input, *moments, self.weight, self.bias, training=alone, eps=self.eps
@@ -67,6 +70,7 @@ class SyncBatchNorm(_BatchNorm):  # DistributedDataParallel refuses torch's on C
         """
         dims = [axis for axis in range(batch.ndim) if axis != 1]
         count = batch.numel() // batch.shape[1]
+        # Of this rank's batch, in its own type; what the ranks add up is float64.
         variance, mean = torch.var_mean(batch, dims, correction=0)
         center = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
         apart = (mean - center).double()
@@ -90,6 +94,7 @@ class SyncBatchNorm(_BatchNorm):  # DistributedDataParallel refuses torch's on C
             self.num_batches_tracked.add_(1)
         weight = self.momentum
         if weight is None:
+            # momentum=None is torch's cumulative average.
             weight = 1.0 / float(self.num_batches_tracked or 1)
         unbiased = variance * (count / (count - 1))
         for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
@@ -104,6 +109,7 @@ def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
 
 def convert(model: nn.Module, ranks: Any = None, *, stock: bool = False) -> nn.Module:
     """The model with every batch normalization synchronized; parameters and buffers are kept."""
+    # torch finds the layers and moves their parameters; below, only the class is another one.
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks)  # type: ignore[no-untyped-call]  # torch leaves it so
     for module in model.modules():
         if type(module) is nn.SyncBatchNorm and not stock:

@@ -49,6 +49,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     mesh, bf16 = Mesh(group, options["model"]), options["bf16"]
     divided = layout.parameters(model, options["layout"])
     outputs = layout.outputs(model, options["layout"])
+    # Before the parameters are divided: all ranks cut them out of rank 0's.
     broadcast_state(model, group)
     if options["sync_batchnorm"] and mesh.data_size > 1:
         _check_norms(model, divided)
@@ -56,6 +57,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     prepare_layers(model, options)
     ranks = mesh.axis("model")
     if ranks is not None:
+        # Dropout on a divided tensor would have the same mask in each part otherwise.
         rng.divide(ranks)
         owners = _owners(model, divided)
         _divide(model, divided, owners, ranks)
@@ -65,6 +67,8 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         return loss(_whole(output), *targets)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
+        # Any layer may wait for the others along model. implicit_replication: plain tensors, such
+        # as buffers, count as replicated where they meet a DTensor.
         with group.waiting(), implicit_replication(), _explained():
             value = forward_backward(model, of_whole, inputs, targets, scale=scale, bf16=bf16)
             if sync:
@@ -95,6 +99,8 @@ def _owners(model: nn.Module, divided: Iterable[str]) -> set[str]:
     """The layers with a divided parameter, and those that are tied to one of them."""
     named = list(model.named_parameters(remove_duplicate=False))
     owners, holders = set[str](), {name.rpartition(".")[0] for name in divided}
+    # A layer that is tied to a divided one may have another parameter that is tied to a third:
+    # until no layer is added.
     while owners != holders:
         owners = holders
         theirs = {item for name, item in named if name.rpartition(".")[0] in owners}
@@ -112,8 +118,11 @@ def _divide(
         owner, _, last = name.rpartition(".")
         if owner not in owners:
             continue
+        # Tied parameters stay one object, under all their names.
         if parameter not in replacements:
             placement = [Shard(divided[name]) if name in divided else Replicate()]
+            # A parameter of such a layer that the layout does not divide is a replicated DTensor:
+            # torch computes no layer from plain tensors and DTensors.
             if name in divided:
                 dim = divided[name]
                 layout.check_size(name, dim, parameter.shape[dim], "model", ranks.size())
@@ -147,6 +156,7 @@ def _enter(ranks: DeviceMesh, _: nn.Module, inputs: Any, named: Any) -> Any:
     def enter(value: Tensor) -> Tensor:
         if isinstance(value, DTensor):
             return value
+        # Without a check, which would be a broadcast in each call: inputs are equal along model.
         return DTensor.from_local(value, ranks, [Replicate()], run_check=False)
 
     return pytree.tree_map_only(torch.Tensor, enter, (inputs, named))
@@ -162,6 +172,7 @@ def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, outp
             " the key"
         )
     layout.check_axes(f"{name}.output", axes, output.ndim)
+    # An output of a layer without divided parameters, which the layout divides all the same.
     if not isinstance(output, DTensor):
         output = DTensor.from_local(output, ranks, [Replicate()], run_check=False)
     return output.redistribute(placements=[Shard(dim)])
@@ -174,6 +185,7 @@ def _whole(output: Any) -> Any:
 
 def _one_by_one(optimizer: Optimizer) -> None:
     """An optimizer's step over lists of tensors takes no mixture of plain and distributed ones."""
+    # After a checkpoint is restored, too: its groups bring back foreach and fused.
     for group in optimizer.param_groups:
         group |= {name: False for name in ("foreach", "fused") if name in group}
 
@@ -194,6 +206,7 @@ def _explained() -> Iterator[None]:
     except MixedError as error:
         raise ValueError(_MIXED) from error
     except RuntimeError as error:
+        # torch has no type for this error.
         if "mixed torch.Tensor and DTensor" in str(error):
             raise ValueError(_MIXED) from error
         raise
