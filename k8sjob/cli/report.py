@@ -11,11 +11,12 @@ from k8sjob.cli.archive import complete_file, file_options
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.contract import Event
 from k8sjob.html_card import Html, card, curve, finding_parts, folded, moments, table
-from k8sjob.jobs.result import POSITION, Reached, read_reached
+from k8sjob.jobs.result import Reached, read_reached
 from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
+from k8sjob.observe.training import POSITION
 from k8sjob.view.cards import replica_table
 from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump

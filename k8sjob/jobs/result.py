@@ -16,7 +16,7 @@ from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
-from k8sjob.observe.training import Training, numbers_and_texts
+from k8sjob.observe.training import POSITION, Training, numbers_and_texts
 from k8sjob.sanitize import real, safe_text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.findings import Finding
 
-POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
-"""Keys of a row of a history that say where the training was, and are no curves."""
 _OWN: Final = frozenset({"time", "epoch", "step"})
 MAX_ROWS: Final = 100_000
 """Rows of a history that are kept; of more every second one."""

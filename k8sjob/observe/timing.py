@@ -224,6 +224,8 @@ def _lines(
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
     """The moments in some lines, of which no more are read than needed."""
+    # Not by the fold of a training: that keeps the last report, by the process's own clock, and
+    # this needs the first one, by the clock of the node that stamps each line, of each attempt.
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
         now = line.time

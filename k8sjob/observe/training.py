@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 
 MAX_POINTS = 4096
 """Points of a curve that are kept; more than any terminal has columns for."""
-_MAX_CURVES: Final = 8
+_MAX_CURVES: Final = 60
+"""Curves that are kept of what a script logs, whose names are its own."""
 _OF_A_TEST: Final = re.compile(r"(?:test|val|valid|validation|eval|dev)[_/-]", re.IGNORECASE)
-"""Beginning of the names of metrics whose curves are kept."""
 _NUMBERS: Final = (
     "loss", "epoch_loss", "samples_per_s", "eta_s", "grad_norm", "memory_bytes", "step_s", "wait_s",
 )  # fmt: skip
+POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
+"""Numbers that say where a training is, and have no curve."""
+_CURVES: Final = (
+    "loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s",
+)  # fmt: skip
+"""Numbers of a report that have a curve."""
 STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
 _NO_STEPS: Final = frozenset(
@@ -115,8 +121,11 @@ class Training:
         last_group: the last one that was formed, by whichever start.
         restarts: how often the processes were started again, within their containers as well.
         progress: the last report of this start.
-        curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
-        curves: by the name of a test metric the same of its values.
+        at: the epochs behind at the last report of any start; without reports of epochs, how
+            often the script has logged something.
+        counts_epochs: whether `at` is in epochs.
+        curves: name -> (at, value), ascending, of reports and of what is logged; finite values
+            alone. What a restart repeats is replaced.
         logged: the last value of each name that the script logged.
         metrics: the same, and the last loss.
         checkpoint: path of the newest one that was written or resumed.
@@ -132,7 +141,8 @@ class Training:
     last_group: dict[str, str | float] = field(default_factory=dict)
     restarts: int = 0
     progress: Progress = field(default_factory=Progress)
-    curve: list[tuple[float, float]] = field(default_factory=list)
+    at: float = 0.0
+    counts_epochs: bool = False
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     logged: dict[str, str | float] = field(default_factory=dict)
     metrics: dict[str, str | float] = field(default_factory=dict)
@@ -187,6 +197,16 @@ class Training:
         shown = (line for phase, line in STARTING.items() if phase in phases)
         return self.waiting[1] or next(shown, "")
 
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """The curve of the loss; empty without one."""
+        return self.curves.get("loss", [])
+
+    @property
+    def test_curves(self) -> dict[str, list[tuple[float, float]]]:
+        """The curves of what is measured on data that is not trained on."""
+        return {name: curve for name, curve in self.curves.items() if _OF_A_TEST.match(name)}
+
     def forget_start(self, replica: str) -> None:
         """Forget why a replica does not train yet: it does, or has ended."""
         self.phases.pop(replica, None)
@@ -219,17 +239,34 @@ class Training:
 
     def _advance(self, progress: Progress) -> None:
         self.progress = progress
+        if progress.epoch:
+            self.at, self.counts_epochs = progress.at, True
         if progress.loss is not None:
             self.metrics = {**self.metrics, "loss": progress.loss}
-            _add_point(self.curve, progress.at, progress.loss)
+        for name in _CURVES:
+            if (value := getattr(progress, name)) is not None:
+                self._add_point(name, value)
 
     def _measure(self, logged: dict[str, str | float]) -> None:
         self.logged |= logged
         self.metrics |= logged
         for name, value in logged.items():
             room = name in self.curves or len(self.curves) < _MAX_CURVES
-            if room and isinstance(value, float | int) and _OF_A_TEST.match(name):
-                _add_point(self.curves.setdefault(name, []), self.progress.at, value)
+            if room and isinstance(value, float | int) and name not in POSITION:
+                self._add_point(name, value)
+        if not self.counts_epochs:
+            self.at += 1
+
+    def _add_point(self, name: str, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        curve = self.curves.setdefault(name, [])
+        # A group that was formed again repeats the steps since its checkpoint.
+        while curve and curve[-1][0] >= self.at:
+            curve.pop()
+        curve.append((self.at, value))
+        if len(curve) > MAX_POINTS:
+            del curve[1:-1:2]
 
 
 def starts_processes(event: Event) -> bool:
@@ -245,17 +282,6 @@ def numbers_and_texts(data: dict[str, Any]) -> dict[str, str | float]:
         else value
         for name, value in flat(data).items()
     }
-
-
-def _add_point(curve: list[tuple[float, float]], at: float, value: float) -> None:
-    if not math.isfinite(value):
-        return
-    # A group that was formed again repeats the steps since its checkpoint.
-    while curve and curve[-1][0] >= at:
-        curve.pop()
-    curve.append((at, value))
-    if len(curve) > MAX_POINTS:
-        del curve[1:-1:2]
 
 
 def waiting(data: dict[str, Any]) -> str:

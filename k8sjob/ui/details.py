@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.outputs import listed, written_files
-from k8sjob.contract import Event
+from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.rerun import spec_of
@@ -21,6 +22,7 @@ from k8sjob.observe.diagnose import as_data
 from k8sjob.observe.findings import findings, keep_record_of
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_timing
+from k8sjob.observe.training import POSITION
 from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
@@ -28,6 +30,8 @@ from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import clock
 from k8sjob.view.json_output import job_document
+from k8sjob.view.lines import phrase
+from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -41,6 +45,91 @@ MOST_POINTS: Final = 2000
 """Points of a curve that are sent: more than a screen has columns for."""
 MOST_LINES: Final = 5000
 """Lines of a replica's output that are sent at once."""
+
+
+_MOST_METRICS: Final = 13
+"""The loss, and names that a script logs, whose last values are sent."""
+_LISTED: Final = frozenset(
+    {EventKind.WARNING, EventKind.CHECKPOINT, EventKind.RESUMED, EventKind.STOPPING}
+    | {EventKind.JOB, EventKind.STARTED}
+)
+"""Events that the page lists."""
+
+
+class JobNews:
+    """A job by its events so far, for one reader, who is sent what changes."""
+
+    def __init__(self) -> None:
+        self._summary = JobSummary()
+        self._sent_curves: dict[str, list[tuple[float, float]]] = {}
+
+    def after(self, events: Sequence[Event]) -> dict[str, Any]:
+        """What is new after some events.
+
+        It has `job` and `training` as they are now, `replicas` (those that changed, by name),
+        `points` (see _points), `lines` of output, and `events` as sentences.
+        """
+        summary, lines, listed, names = self._summary, [], [], dict[str, None]()
+        for event in events:
+            summary.add(event)
+            if event.kind == EventKind.LOG:
+                lines.append({"replica": event.replica, **event.data})
+            elif event.kind == EventKind.REPLICA:
+                names[event.replica] = None
+            elif event.kind in _LISTED:
+                listed.append(self._sentence(event))
+        return {
+            "job": {
+                name: getattr(summary, name)
+                for name in ("state", "message", "created", "started", "finished")
+            },
+            "training": self._training(),
+            "replicas": {
+                name: asdict(replica) for name in names if (replica := summary.replicas.get(name))
+            },
+            "points": self._points(),
+            "lines": lines,
+            "events": listed,
+        }
+
+    def _sentence(self, event: Event) -> dict[str, Any]:
+        # The time of a JOB event is that at which it was read.
+        ended = self._summary.finished if event.kind == EventKind.JOB else None
+        written = event.kind == EventKind.CHECKPOINT  # its phrase has the name alone
+        return {
+            "kind": event.kind,
+            "time": event.time if ended is None else ended,
+            "replica": event.replica,
+            "text": f"checkpoint {self._summary.written}" if written else str(phrase(event)),
+        }
+
+    def _training(self) -> dict[str, Any]:
+        summary, progress = self._summary, self._summary.progress
+        names = [name for name in summary.metrics if name not in POSITION]
+        names.sort(key=lambda name: name != "loss")  # what is left out is never the loss
+        return {
+            **asdict(progress),
+            "fraction": progress.fraction,
+            "waited": progress.waited,
+            "starting": summary.starting,
+            "counts_epochs": summary.counts_epochs,
+            "metrics": {name: summary.metrics[name] for name in names[:_MOST_METRICS]},
+            "group": summary.group,
+        }
+
+    def _points(self) -> dict[str, list[Any]]:
+        """By name how many points of its curve remain, the x and the y of those that follow."""
+        points = {}
+        for name, curve in self._summary.curves.items():
+            sent = self._sent_curves.get(name, [])
+            remain = min(len(sent), len(curve))
+            # A restart replaces the end of a curve, and a long one is thinned out.
+            while remain and sent[remain - 1] is not curve[remain - 1]:
+                remain -= 1
+            if remain < len(curve):
+                points[name] = [remain, *zip(*curve[remain:], strict=True)]
+                self._sent_curves[name] = curve.copy()
+        return points
 
 
 def plain(value: Any) -> Any:

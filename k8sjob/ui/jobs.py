@@ -203,7 +203,10 @@ class Jobs:
             running.sort(key=lambda entry: entry.row["created"] or "", reverse=True)
             progress_by_job = progress_of((entry.backend, entry.snapshot) for entry in running)
             self._progress = {
-                entry.key: {**progress.as_dict(), "age": progress.age, "text": str(progress)}
+                entry.key: {
+                    "text": str(progress),
+                    "fraction": progress.training.progress.fraction,
+                }
                 for entry in running
                 if (progress := progress_by_job.get(entry.ref))
             }

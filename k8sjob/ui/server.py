@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -32,7 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.observe.watch import watch
 from k8sjob.sanitize import safe_text
-from k8sjob.ui.details import ACTIONS, PARTS, act, compared, output, part, plain
+from k8sjob.ui.details import ACTIONS, PARTS, JobNews, act, compared, output, part, plain
 from k8sjob.view.follow import batches
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ class Page:
         return self._stream(self._list())
 
     async def job_events(self, request: Request) -> Response:
-        """Everything that happens to a job: the events of `watch`, as server-sent events."""
+        """Everything that happens to a job, as server-sent events."""
         entry = self._jobs.find(request.path_params["key"])
         return self._stream(_events(entry, self._jobs.closed)) if entry else _gone()
 
@@ -247,14 +246,14 @@ class Page:
 
 
 def _events(entry: JobEntry, closed: threading.Event) -> _Stream:
-    """The events of a job in batches, until it has ended or the server closes."""
-    stop, sent_at = threading.Event(), time.monotonic()
+    """What is new about a job, see JobNews, until it has ended or the server closes."""
+    stop, sent_at, news = threading.Event(), time.monotonic(), JobNews()
     try:
         for batch in batches(watch(entry.backend, entry.ref, stop=stop)):
             if closed.is_set():
                 return
             if batch:
-                yield _encoded("events", plain([asdict(event) for event in batch]))
+                yield _encoded("news", plain(news.after(batch)))
             elif time.monotonic() - sent_at > _BEAT_SECONDS:
                 yield ":\n\n"
             else:

@@ -73,20 +73,22 @@ def _outcome(summary: JobSummary) -> Text:
 def _curves(summary: JobSummary, width: int) -> list[Text]:
     """The loss, with test losses over it, and each other test metric for itself."""
     losses = {"loss": summary.curve} if summary.curve else {}
-    losses |= {name: points for name, points in summary.curves.items() if "loss" in name.lower()}
+    tests = summary.test_curves
+    losses |= {name: points for name, points in tests.items() if "loss" in name.lower()}
     figures = [(dict(list(losses.items())[: len(_MARKS)]), 9)]
-    test_metrics = [name for name in summary.curves if name not in losses]
-    figures += [({name: summary.curves[name]}, 5) for name in test_metrics[:_OTHERS]]
+    test_metrics = [name for name in tests if name not in losses]
+    figures += [({name: tests[name]}, 5) for name in test_metrics[:_OTHERS]]
     lines: list[Text] = []
     for curves, height in figures:
         drawn = plot(*curves.values(), width=width, height=height)
         if drawn:
-            title = _title(curves, wide=len(drawn[-1])).rjust(len(drawn[-1]))
+            unit = "epoch" if summary.counts_epochs else "number"
+            title = _title(curves, unit, wide=len(drawn[-1])).rjust(len(drawn[-1]))
             lines += [Text(line) for line in (*drawn, title, "")]
     return lines
 
 
-def _title(curves: Mapping[str, Sequence[Point]], wide: int) -> str:
+def _title(curves: Mapping[str, Sequence[Point]], unit: str, wide: int) -> str:
     ends = [x for points in curves.values() for x, _ in points]
     span = " to ".join(number(round(end, 1)) for end in (min(ends), max(ends)))
     names = "  ".join(
@@ -94,7 +96,7 @@ def _title(curves: Mapping[str, Sequence[Point]], wide: int) -> str:
         for mark, name in zip(_MARKS, curves, strict=False)
     )
     scale = ", log scale" if _is_log([y for points in curves.values() for _, y in points]) else ""
-    title = f"{names}, epoch {span}{scale}"
+    title = f"{names}, {unit} {span}{scale}"
     return title if len(title) <= wide else names[:wide]
 
 

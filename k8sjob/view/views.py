@@ -186,7 +186,7 @@ class NotebookView:
         pieces = [summary.starting, *position(progress), *costs(progress)]
         if any(pieces):
             parts.append(paragraph("", "  ".join(filter(None, pieces))))
-        curves = {"loss": summary.curve, **summary.curves}
+        curves = {"loss": summary.curve, **summary.test_curves}
         parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
         parts += finding_parts(summary.findings)
         if rows := [

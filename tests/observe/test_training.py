@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from k8sjob.contract import NO_PROGRESS, Event, EventKind
@@ -53,10 +55,19 @@ def test_what_is_logged_has_its_last_value_and_a_test_its_curve():
     training = training_of(progress(0, 10), logged[0], progress(0, 20, loss=0.25), logged[1])
     assert training.logged == {"test_loss": 2.0, "note": "a"}
     assert training.metrics == {"loss": 0.25, **training.logged}
-    assert training.curves == {"test_loss": [(0.5, 3.0), (1.0, 2.0)]}
+    assert training.test_curves == {"test_loss": [(0.5, 3.0), (1.0, 2.0)]}
     training.add(progress(0, 10))
     training.add(logged[1])
-    assert training.curves == {"test_loss": [(0.5, 2.0)]}  # a restart repeats
+    assert training.test_curves == {"test_loss": [(0.5, 2.0)]}  # a restart repeats
+
+
+def test_what_a_script_without_epochs_logs_is_counted():
+    logged = [{"score": 1.0, "epoch": 3}, {"score": math.nan, "note": "a"}, {"score": 2.0}]
+    training = training_of(*(Event(EventKind.METRICS, data) for data in logged))
+    assert (training.curves, training.counts_epochs) == ({"score": [(0.0, 1.0), (2.0, 2.0)]}, False)
+    many = Event(EventKind.METRICS, {f"m{number}": number for number in range(99)})
+    curves = training_of(many, progress(0, 1)).curves
+    assert (len(curves), list(curves)[-1]) == (61, "loss")
 
 
 def test_a_checkpoint_that_was_resumed_was_not_written():

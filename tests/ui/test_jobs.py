@@ -11,7 +11,9 @@ from ui.conftest import job
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import CollectionChange, Kind
+from k8sjob.observe import training
 from k8sjob.ui import jobs as module
+from k8sjob.ui.details import JobNews
 from k8sjob.ui.jobs import Jobs
 
 
@@ -119,3 +121,19 @@ def test_a_job_that_has_ended_has_no_time_left(cluster, listed):
         cluster.changes.put(CollectionChange(Kind.MODIFIED, job("one", "Succeeded"), why=""))
         listed(lambda *now: not progress(*now))
         assert row["state"] == "Succeeded"
+
+
+def test_a_reader_is_sent_the_points_of_a_curve_that_changed(monkeypatch):
+    monkeypatch.setattr(training, "MAX_POINTS", 8)
+    news, summary, curve = JobNews(), training.Training(), []
+    for steps in (range(1, 4), range(2, 6), (), range(6, 40), (40,)):  # the second repeats some
+        reports = ({"epoch": 0, "step": step, "steps": 64, "loss": len(steps)} for step in steps)
+        events = [Event(EventKind.PROGRESS, report, 1.0) for report in reports]
+        for event in events:
+            summary.add(event)
+        points = news.after(events)["points"]
+        assert bool(points) == bool(events)
+        for remain, *added in points.values():
+            curve[remain:] = zip(*added, strict=True)
+        assert curve == summary.curve
+    assert len(curve) <= 8

@@ -266,7 +266,6 @@ def test_the_progress_of_running_jobs_is_in_the_list(serve, digits, monkeypatch)
         for shown, _ in rows(events):
             if now := shown["digits"]["progress"]:
                 break
-    assert (now["epoch"], now["loss"]) == (1, 1.0)
     assert now["text"].startswith("epoch 1")
 
 
@@ -275,18 +274,19 @@ def test_the_progress_of_running_jobs_is_in_the_list(serve, digits, monkeypatch)
 
 def test_a_job_is_followed_to_its_end(client, digits):
     with client.stream(f"/api/jobs/{KEY}/events") as events:
-        found = []
-        for name, data in events:
-            if name == "events":
-                found += data
-            if any(one["kind"] == "log" for one in found):
-                digits.there["digits"] = job("digits", "Succeeded", "done")
+        lines, points = [], []
+        for name, news in events:
             if name == "end":
                 break
-    kinds = [one["kind"] for one in found]
-    assert kinds.count("progress") == 2
-    assert [one["data"]["text"] for one in found if one["kind"] == "log"] == ["red <b>bold"]
-    assert [one["data"]["state"] for one in found if one["kind"] == "job"][-1] == "Succeeded"
+            lines += [line["text"] for line in news["lines"]]
+            points += news["points"].get("loss", [])[1:]
+            last = news
+            if lines:
+                digits.there["digits"] = job("digits", "Succeeded", "done")
+    assert (lines, points) == (["red <b>bold"], [[0.5, 1.0], [2.0, 1.0]])
+    assert last["training"]["metrics"] == {"loss": 1.0, "test_accuracy": 0.5, "note": "x"}
+    assert last["job"]["state"] == "Succeeded"
+    assert [event["text"] for event in last["events"]] == ["Succeeded"]
 
 
 def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
@@ -296,9 +296,8 @@ def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
     client = serve(backend)
     first_list(client)
     with client.stream(f"/api/jobs/{KEY}/events") as events:
-        found = [one for name, data in events if name == "events" for one in data]
-    losses = [one["data"]["loss"] for one in found if one["kind"] == "progress"]
-    assert losses == [None, None]
+        *_, last = (news for name, news in events if name == "news")
+    assert last["training"]["metrics"] == {"loss": None}
 
 
 def test_a_job_in_its_parts(client):

@@ -7,10 +7,6 @@ import { change, follow, jobPath, read } from "./server.js";
 
 const DRAW_MS = 500;
 const WHY_MS = 3000;
-const MOST_TILES = 12; // of numbers that the script logs
-const STARTING = new Map([["importing", "importing torch"], ["python", "starting Python"]]);
-const OWN = new Set(["loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s"]);
-const POSITION = new Set(["epoch", "epochs", "step", "steps", "eta_s", "slowest", "step_s"]);
 const STARTS = ["Created", "Running", "Restarting"];
 const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
 const ACTIONS = {
@@ -21,7 +17,7 @@ const ACTIONS = {
 };
 
 export function jobView(view, key, { state, place }) {
-  let job = null, facts = null, latest = {}, at = 0, curves = new Map(), replicas = new Map(), group = {}, starting = "", explained = "";
+  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), explained = "";
   let drawTimer = 0, whyTimer = 0, closed = false, logScale = false;
   const charts = new Map();
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
@@ -36,56 +32,28 @@ export function jobView(view, key, { state, place }) {
   // --- what the server sends ---------------------------------------------------------------------
 
   function reset() {
-    [latest, at, curves, replicas, group] = [{}, 0, new Map(), new Map(), {}];
+    [training, curves, replicas] = [null, new Map(), new Map()];
     output.clear();
     events.replaceChildren();
   }
 
-  function take(batch) {
-    const lines = [];
-    for (const { kind, data, replica, time } of batch) {
-      if (kind === "log") lines.push({ replica, ...data });
-      else if (kind === "progress") advance(data);
-      else if (kind === "metrics") log(data);
-      else if (kind === "replica") { replicas.set(replica, data); look(); }
-      else if (kind === "job") { job = data; look(); if (!STARTS.includes(job.state)) starting = ""; }
-      else if (kind === "started") { group = data; starting = ""; }
-      else if (kind === "starting") starting = data.phase === "waiting" ? `waiting for ${data.missing} of ${data.world_size} processes` : STARTING.get(data.phase) ?? "";
+  function take(news) {
+    if (news.job.state) job = news.job;
+    training = news.training;
+    for (const [name, one] of Object.entries(news.replicas)) replicas.set(name, one);
+    for (const [name, [remain, xs, ys]] of Object.entries(news.points)) {
+      if (!curves.has(name)) curves.set(name, { name, xs: [], ys: [] });
+      curves.get(name).xs.splice(remain, Infinity, ...xs);
+      curves.get(name).ys.splice(remain, Infinity, ...ys);
+    }
+    for (const { kind, time, replica, text } of news.events) {
       if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
-      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date((data.finished ?? time) * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
+      events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), text));
     }
     while (events.childElementCount > 200) events.lastElementChild.remove();
-    if (lines.length) output.add(lines);
+    if (news.lines.length) output.add(news.lines);
+    if (Object.keys(news.replicas).length || news.events.some(({ kind }) => kind === "job")) look();
     if (!drawTimer) drawTimer = setTimeout(draw, DRAW_MS);
-  }
-
-  function advance(data) {
-    const [epoch, epochs, step, steps] = ["epoch", "epochs", "step", "steps"].map((name) => (Number.isInteger(data[name]) ? Math.max(data[name], 0) : 0));
-    at = epoch + (steps ? Math.min(step / steps, 1) : 0);
-    latest = { ...latest, ...data, epoch: epoch + 1, epochs, step, steps };
-    starting = "";
-    measure(data);
-  }
-
-  /** What the script logs: at the place of the training, or one after the other without any. */
-  function log(data) {
-    measure(data);
-    if (!latest.epoch) at += 1;
-    latest = { ...latest, ...data, epoch: latest.epoch };
-  }
-
-  function measure(data) {
-    for (const [name, value] of Object.entries(data)) {
-      if (POSITION.has(name) || (typeof value !== "number" && value !== null)) continue;
-      if (!curves.has(name)) {
-        if (curves.size === MOST_CURVES) continue;
-        curves.set(name, { name, xs: [], ys: [] });
-      }
-      const { xs, ys } = curves.get(name);
-      while (xs.length && xs[xs.length - 1] >= at) { xs.pop(); ys.pop(); } // a restart repeats steps
-      xs.push(at);
-      ys.push(value);
-    }
   }
 
   /** Ask why, soon: what has changed may have a reason. */
@@ -116,7 +84,7 @@ export function jobView(view, key, { state, place }) {
     tiles();
     for (const [title, names] of grouped([...curves.keys()].filter((name) => drawn(curves.get(name))))) {
       if (!charts.has(title)) {
-        const made = chart(title, latest.epoch ? "epoch" : "number");
+        const made = chart(title, training.counts_epochs ? "epoch" : "number");
         made.logarithmic(logScale);
         charts.set(title, made);
         figures.append(made.figure);
@@ -145,27 +113,18 @@ export function jobView(view, key, { state, place }) {
   }
 
   function tiles() {
-    const n = latest, shown = [];
+    if (!training) return;
+    const n = training, shown = [];
     const add = (title, value, more) => value !== "" && value !== null && value !== undefined && shown.push(h("div", { className: "tile" }, h("span", { className: "label" }, title), h("span", { className: "value" }, value), more));
-    if (starting) add("start", starting);
-    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }) : null);
+    add("start", n.starting);
+    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: 1, value: n.fraction, ariaLabel: "Training done" }) : null);
     if (n.steps) add("step", `${n.step} of ${n.steps}`);
     if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
-    if (n.loss !== undefined) add("loss", number(n.loss));
-    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && (value === null || typeof value !== "object")).slice(0, MOST_TILES)) add(name, number(value, name));
-    for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
-    if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);
-    if (group.world_size) add("processes", `${group.world_size}, ${group.strategy ?? ""} on ${group.device ?? "?"}`);
+    for (const [name, value] of Object.entries(n.metrics)) add(name, number(value, name));
+    for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (n[name] !== null) add(label(name), number(n[name], name));
+    if (n.slowest !== null && n.waited !== null) add("slowest rank", `${n.slowest} (others wait ${Math.round(100 * n.waited)} %)`);
+    if (n.group.world_size) add("processes", `${n.group.world_size}, ${n.group.strategy ?? ""} on ${n.group.device ?? "?"}`);
     numbers.replaceChildren(...shown);
-  }
-
-  function phrase(kind, data) {
-    if (kind === "job") return [data.state, data.message && data.state !== "Running" ? `: ${data.message}` : ""].join("");
-    if (kind === "checkpoint") return `checkpoint ${data.path ?? ""}`;
-    if (kind === "resumed") return `resumed from ${data.path ?? ""}`;
-    if (kind === "stopping") return `stopping after ${data.signal ?? "a request"}`;
-    if (kind === "started") return `${data.world_size ?? ""} processes joined: ${data.strategy ?? ""} over ${data.backend ?? ""} on ${data.device ?? ""}`;
-    return data.message ?? kind;
   }
 
   function folded(title, part, make) {
@@ -192,7 +151,7 @@ export function jobView(view, key, { state, place }) {
     }
   }
 
-  const stream = follow(jobPath(key, "events"), { open: reset, events: take, problem: ({ message }) => notice(message), state });
+  const stream = follow(jobPath(key, "events"), { open: reset, news: take, problem: ({ message }) => notice(message), state });
   read(jobPath(key, "status")).then((found) => {
     facts = found;
     place(`${found.namespace}/${found.name}`);

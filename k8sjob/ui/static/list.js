@@ -1,6 +1,6 @@
 // The list of jobs: filters, one row a job, and the choice of jobs to compare.
 
-import { h, number, seconds, stateBadge, times } from "./dom.js";
+import { h, seconds, stateBadge, times } from "./dom.js";
 import { follow } from "./server.js";
 
 const ACTIVE = new Set(["Created", "Running", "Restarting", "Suspended", "Queued", "Deleting"]);
@@ -130,7 +130,6 @@ export function jobList(view, { state }) {
 
 function progress(now) {
   if (!now) return null;
-  const done = now.epochs ? Math.min((Math.max(now.epoch - 1, 0) + (now.steps ? now.step / now.steps : 0)) / now.epochs, 1) : null;
-  return [done === null ? null : h("progress", { max: 1, value: done, ariaLabel: `${Math.round(done * 100)} % done` }),
-    h("span", {}, now.text || number(done ?? 0))];
+  return [now.fraction === null ? null : h("progress", { max: 1, value: now.fraction, ariaLabel: `${Math.round(now.fraction * 100)} % done` }),
+    h("span", {}, now.text)];
 }
