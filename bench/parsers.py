@@ -323,7 +323,7 @@ def _(n, _folder):
 
 @case(10, "overlay: lists by name")
 def _(n, _folder):
-    from k8sjob.rendering.overlay import merge
+    from k8sjob.rendering.merge import merge
 
     base = {"env": [{"name": f"a{k}", "value": "b"} for k in range(n)]}
     patch = {"env": [{"name": f"a{k}", "value": "c"} for k in reversed(range(n))]}

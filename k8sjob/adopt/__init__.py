@@ -25,7 +25,7 @@ from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import manifest
-from k8sjob.rendering.overlay import leaves, merge
+from k8sjob.rendering.merge import leaves, merge
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import (
     READERS,

@@ -17,7 +17,7 @@ from k8sjob.kube.objects import (
     training,
 )
 from k8sjob.kube.quantity import parse
-from k8sjob.rendering.overlay import list_key, merge
+from k8sjob.rendering.merge import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
 from k8sjob.targets.jobs import job_of, of_kind, reader_of
 
@@ -315,7 +315,7 @@ def aligned(base: Any, goal: Any, name: str = "") -> Any:
 def difference(base: Any, goal: Any, name: str = "") -> Any:
     """The overlay that turns one JSON value into another, or SAME.
 
-    It is a patch for k8sjob.rendering.overlay.merge: null deletes, lists whose items all have a
+    It is a patch for k8sjob.rendering.merge.merge: null deletes, lists whose items all have a
     name merge by it, other lists are replaced.
 
     Args:

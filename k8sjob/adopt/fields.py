@@ -21,7 +21,7 @@ from k8sjob.kube.objects import (
     training,
 )
 from k8sjob.rendering.manifest import literal
-from k8sjob.rendering.overlay import merge
+from k8sjob.rendering.merge import merge
 from k8sjob.targets.jobs import job_of, reader_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.findings import MAX_FINDINGS
 from k8sjob.kube.objects import at_path
 from k8sjob.rendering import manifest, render
-from k8sjob.rendering.overlay import merge
+from k8sjob.rendering.merge import merge
 from k8sjob.spec.values import TargetName
 from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import parse
@@ -137,6 +137,11 @@ def test_a_sidecar_has_its_image_beside_one_that_is_built(built):
     made = manifest(built(replicas={"workers": 1}, overlay=sidecar), DIGEST).document
     images = [one["image"] for one in at_path(made, *WORKER, "containers")]
     assert images == [DIGEST, "side:1"]
+
+
+def test_an_image_that_would_be_replaced_is_shown_in_whatever_shape(built):
+    with pytest.raises(SpecError, match=r"\{'a': 1\} would replace the image that is built"):
+        render(built(overlay=of_trainer(image={"a": 1})))
 
 
 def test_an_image_that_is_a_reference_may_differ_between_roles(job):

@@ -17,7 +17,7 @@ from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
-from k8sjob.rendering.overlay import merge
+from k8sjob.rendering.merge import merge
 from k8sjob.targets.jobs import DEFAULT, PREFERRED, job_path, keyed, namesake, references
 
 if TYPE_CHECKING:
