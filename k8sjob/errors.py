@@ -65,7 +65,7 @@ class K8sJobError(Exception):
 
     Attributes:
         exit_code: what a command with this error exits with.
-        message: what is wrong; with the next step where an error does not have it apart.
+        message: what is wrong; of a SpecError with the next steps, a line for each finding.
         next_step: what to do now; may be empty.
     """
 
@@ -75,6 +75,10 @@ class K8sJobError(Exception):
         self.message, self.next_step = message, next_step
         super().__init__(f"{message}; {next_step}" if next_step else message)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the attributes, since the arguments of most errors are not those of Exception."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
+
     def _render_traceback_(self) -> list[str]:
         """The traceback for IPython: the line of the user's own code, and the message."""
         import traceback  # noqa: PLC0415 - only needed here
@@ -83,25 +87,6 @@ class K8sJobError(Exception):
         user_frames = [frame for frame in frames if not re.match(_INNER, frame.filename)]
         where = "".join(traceback.format_list(user_frames[-1:])).rstrip()
         return [where, f"{type(self).__name__}: {self}"]
-
-
-def field_path(path: Sequence[str | int]) -> str:
-    """A path as it stands in messages: `volumes[1].mount`, `labels["app.io/name"]`."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif re.fullmatch(r"[\w-]+", part):
-            text += f".{part}" if text else part
-        else:
-            text += f"[{part!a}]".replace("'", '"')
-    return text
-
-
-def steps(field: str) -> tuple[str | int, ...]:
-    """The path of a field as it stands in messages; the inverse of field_path."""
-    names = (key or name for key, name in re.findall(r'\["([^"]*)"\]|([\w-]+)', field))
-    return tuple(int(name) if re.fullmatch(r"\d{1,9}", name) else name for name in names)
 
 
 def redacted(text: str) -> str:

@@ -6,6 +6,7 @@ programs, which docs/reference lists, and a text for people.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _T = TypeVar("_T")
+
+FieldPath = tuple[str | int, ...]
+"""Where a field is in a document: keys and list indices, as ("volumes", 1, "mount")."""
+
+
+def field_path(path: FieldPath) -> str:
+    """A path as it stands in messages: `volumes[1].mount`, `labels["app.io/name"]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif re.fullmatch(r"[\w-]+", part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{part!a}]".replace("'", '"')
+    return text
 
 
 class Severity(StrEnum):
@@ -39,7 +56,8 @@ class Finding:
         next_step: what to do now; empty: the message says it, or there is nothing to do.
         severity: how bad it is.
         source: the file's name.
-        field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
+        path: of the field in its document; empty: the whole.
+        option: of the command line, as "--set", where the value is not the document's.
         line: line in the file, counted from 1; 0 if there is none.
         column: column in the line, counted from 1; 0 if there is none.
         replicas: of a job, as "worker-2": those concerned; empty: the whole job.
@@ -51,11 +69,17 @@ class Finding:
     next_step: str = ""
     severity: Severity = Severity.ERROR
     source: str = ""
-    field: str = ""
+    path: FieldPath = ()
+    option: str = ""
     line: int = 0
     column: int = 0
     replicas: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        """The field in words, as `volumes[1].mount` or `--set image`; empty: the whole."""
+        return " ".join(part for part in (self.option, field_path(self.path)) if part)
 
     @property
     def text(self) -> str:
@@ -82,10 +106,10 @@ INVALID: Final = "invalid-document"
 
 
 def invalid(
-    field: str, message: str, next_step: str = "", *, line: int = 0, column: int = 0
+    path: FieldPath, message: str, next_step: str = "", *, line: int = 0, column: int = 0
 ) -> Finding:
-    """Why a field of a document cannot be accepted; without a field: the whole document."""
-    return Finding(INVALID, message, next_step, field=field, line=line, column=column)
+    """Why a field of a document cannot be accepted; with an empty path: the whole document."""
+    return Finding(INVALID, message, next_step, path=path, line=line, column=column)
 
 
 MAX_FINDINGS: Final = 100
@@ -96,5 +120,5 @@ def first_findings(faults: Sequence[_T], explain: Callable[[_T], Finding]) -> li
     """The first of the faults, explained, and the number of the others."""
     findings = [explain(fault) for fault in faults[:MAX_FINDINGS]]
     if more := len(faults) - len(findings):
-        findings.append(invalid("", f"{more} more problems", "correct these first"))
+        findings.append(invalid((), f"{more} more problems", "correct these first"))
     return findings

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.contract import counted, did_you_mean
 
@@ -64,17 +64,23 @@ class Shape:
         return f"{nodes} x {each} = {counted(self.world_size, 'rank')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Settings that do not work together.
+class Conflict(NamedTuple):
+    """Settings that do not work together, as k8sjob.findings.invalid takes them.
+
+    It is no Finding, since the runtime's image has this module and the contract alone.
 
     Attributes:
-        field: the spec's field to change, as "strategy.backend".
-        message: what was found with all its factors, and the next step.
+        path: the spec's field to change, as ("strategy", "backend").
+        message: what is wrong, with all its factors.
+        next_step: what to do now.
     """
 
-    field: str
+    path: tuple[str, ...]
     message: str
+    next_step: str
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.path)}: {self.message}; {self.next_step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,28 +189,30 @@ def _of_mesh(
     data, model = settings["data"], settings["model"]
     if data is not None and data * model != shape.world_size:
         yield Conflict(
-            "strategy.data",
-            f"mesh data {data} x model {model} = {data * model}, but {shape}; remove data,"
-            " or change one of them",
+            ("strategy", "data"),
+            f"mesh data {data} x model {model} = {data * model}, but {shape}",
+            "remove data, or change one of them",
         )
     elif shape.world_size % model:
         fitting = [str(n) for n in range(1, shape.world_size + 1) if shape.world_size % n == 0]
         yield Conflict(
-            "strategy.model",
-            f"{shape} do not divide by mesh axis model={model}; set it to {', '.join(fitting)}",
+            ("strategy", "model"),
+            f"{shape} do not divide by mesh axis model={model}",
+            f"set it to {', '.join(fitting)}",
         )
     if model > 1 and not settings["layout"]:
         yield Conflict(
-            "strategy.layout",
+            ("strategy", "layout"),
             f"no layer is sharded along mesh axis model={model}: its ranks would all compute the"
-            f" same; write what it divides, such as {example}, or remove model",
+            f" same",
+            f"write what it divides, such as {example}, or remove model",
         )
 
 
 _NO_SPLITS: Final = Conflict(
-    "strategy.splits",
-    "without splits there is only one stage; write the layers that begin the others, such as"
-    " [block2]",
+    ("strategy", "splits"),
+    "without splits there is only one stage",
+    "write the layers that begin the others, such as [block2]",
 )
 
 
@@ -214,15 +222,16 @@ def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict
         yield _NO_SPLITS
     elif shape.world_size % stages:
         yield Conflict(
-            "strategy.splits",
-            f"{shape} do not divide by {counted(stages - 1, 'split')} + 1 = {stages} stages; change"
-            " one of them",
+            ("strategy", "splits"),
+            f"{shape} do not divide by {counted(stages - 1, 'split')} + 1 = {stages} stages",
+            "change one of them",
         )
     if settings["schedule"] == "1f1b" and settings["micro_batches"] < stages:
         yield Conflict(
-            "strategy.micro_batches",
+            ("strategy", "micro_batches"),
             f"{settings['micro_batches']} micro-batches leave some of {stages} stages without work"
-            f" at any time; set it to at least {stages}, or use schedule: gpipe",
+            f" at any time",
+            f"set it to at least {stages}, or use schedule: gpipe",
         )
 
 
@@ -233,34 +242,35 @@ def _of_model_split(settings: Mapping[str, Any], shape: Shape) -> Iterator[Confl
         yield _NO_SPLITS
     elif shape.gpus and shape.gpus != stages:
         yield Conflict(
-            "resources.gpus",
+            ("resources", "gpus"),
             f"{counted(shape.gpus, 'GPU')} for {counted(stages - 1, 'split')} + 1 = {stages}"
-            f" stages, one on each; set it to {stages}, or change strategy.splits",
+            f" stages, one on each",
+            f"set it to {stages}, or change strategy.splits",
         )
 
 
 def _of_one_process(kind: str, shape: Shape, instead: str) -> Iterator[Conflict]:
     if shape.world_size > 1:
         yield Conflict(
-            "replicas.workers" if shape.nnodes > 1 else "replicas.nproc_per_node",
-            f"{kind} is one process with all GPUs of its node, not {shape}; leave both out, or use"
-            f" kind: {instead}",
+            ("replicas", "workers" if shape.nnodes > 1 else "nproc_per_node"),
+            f"{kind} is one process with all GPUs of its node, not {shape}",
+            f"leave both out, or use kind: {instead}",
         )
 
 
 def _of_parameter_server(_settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict]:
     if shape.nnodes < 2:
         yield Conflict(
-            "replicas.workers",
-            "no process would train: the Master coordinates and serves, and there are no"
-            " Workers; set it to at least 1",
+            ("replicas", "workers"),
+            "no process would train: the Master coordinates and serves, and there are no Workers",
+            "set it to at least 1",
         )
     held = shape.gpus if shape.master_gpus is None else shape.master_gpus
     if held:
         yield Conflict(
-            "resources.master.gpus",
-            f"the Master coordinates and serves on its CPU, and would hold"
-            f" {counted(held, 'GPU')}; set it to 0",
+            ("resources", "master", "gpus"),
+            f"the Master coordinates and serves on its CPU, and would hold {counted(held, 'GPU')}",
+            "set it to 0",
         )
 
 
@@ -452,78 +462,83 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is not a strategy; {_meant(kind, STRATEGIES, 'kinds')}"
-        return [Conflict("strategy.kind", message)]
+        step = _meant(kind, STRATEGIES, "kinds")
+        return [Conflict(("strategy", "kind"), f"{kind!r} is not a strategy", step)]
     broken = [*_of_options(kind, options), *_of_shape(row, shape)]
     if not broken:
         broken += row.rule(row.settings(options), shape)
     if backend is not None:
         broken += _of_backend(backend, shape)
         if backend == "nccl" and keras_backend(kind, options) == "jax":
-            message = "JAX uses NCCL directly, and the process group uses gloo; leave it out"
-            broken.append(Conflict("strategy.backend", message))
+            message = "JAX uses NCCL directly, and the process group uses gloo"
+            broken.append(Conflict(("strategy", "backend"), message, "leave it out"))
     return broken
 
 
 def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
     row = STRATEGIES[kind]
     for name, value in options.items():
-        at = f"strategy.{name}"
+        at = ("strategy", name)
         option = row.options.get(name)
         if option is None:
             owners = [owner for owner, its in STRATEGIES.items() if name in its.options]
-            message = f"no such setting; {_meant(name, row.options, 'settings')}"
+            message, step = "no such setting", _meant(name, row.options, "settings")
             if owners:
                 why = f": {row.lacks[name]}" if name in row.lacks else ""
                 have = f"{', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
-                message = f"strategy {kind} has no setting {name}; {have}; leave it out{why}"
-            yield Conflict(at, message)
+                message = f"strategy {kind} has no setting {name}; {have}"
+                step = f"leave it out{why}"
+            yield Conflict(at, message, step)
         elif value is None and option.default is None:
             continue
         elif not option.takes(value):
             default = json.dumps(option.default, default=dict)
-            yield Conflict(at, f"{value!r} is not {option.expected}; leave it out for {default}")
+            yield Conflict(at, f"{value!r} is not {option.expected}", f"leave it out for {default}")
         elif option.min and value < option.min:
             default = json.dumps(option.default, default=dict)
-            yield Conflict(at, f"{value} is less than {option.min}; leave it out for {default}")
+            yield Conflict(at, f"{value} is less than {option.min}", f"leave it out for {default}")
 
 
 def _of_shape(row: StrategyRow, shape: Shape) -> Iterator[Conflict]:
     nproc, gpus, master = shape.nproc_per_node, shape.gpus, shape.master_gpus
     if shape.world_size < 1:
-        yield Conflict("replicas", f"{shape}: no process would train; set both to at least 1")
+        yield Conflict(("replicas",), f"{shape}: no process would train", "set both to at least 1")
     if gpus and row.whole_node and nproc != 1:
         yield Conflict(
-            "replicas.nproc_per_node",
+            ("replicas", "nproc_per_node"),
             f"{counted(nproc, 'process', 'es')} in a pod whose {counted(gpus, 'GPU')} one process"
-            " drives; leave it out",
+            " drives",
+            "leave it out",
         )
     elif gpus and not row.whole_node and nproc != gpus:
         yield Conflict(
-            "replicas.nproc_per_node",
+            ("replicas", "nproc_per_node"),
             f"{counted(nproc, 'process', 'es')} in a pod of {counted(gpus, 'GPU')}: one process"
-            f" drives one GPU; set it to {gpus}, or leave it out",
+            f" drives one GPU",
+            f"set it to {gpus}, or leave it out",
         )
     if row.uniform and master is not None and master != gpus:
         yield Conflict(
-            "resources.master.gpus",
+            ("resources", "master", "gpus"),
             f"{counted(master, 'GPU')} on the Master and {gpus} on each Worker, but nproc_per_node"
-            f" is one number for all pods; set it to {gpus}, or leave it out",
+            f" is one number for all pods",
+            f"set it to {gpus}, or leave it out",
         )
 
 
 def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
     if backend in GONE:
-        message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
-        yield Conflict("strategy.backend", message)
+        step = "use gloo on CPUs or nccl on GPUs"
+        yield Conflict(("strategy", "backend"), f"{backend!r} {GONE[backend]}", step)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is not a backend; {_meant(backend, BACKENDS, 'backends')}"
-        yield Conflict("strategy.backend", message)
+        step = _meant(backend, BACKENDS, "backends")
+        yield Conflict(("strategy", "backend"), f"{backend!r} is not a backend", step)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(
-            "strategy.backend",
+            ("strategy", "backend"),
             f"'nccl' needs a GPU for each process, and a node has {shape.gpus} for"
-            f" {shape.nproc_per_node}; set resources.gpus, or use gloo",
+            f" {shape.nproc_per_node}",
+            "set resources.gpus, or use gloo",
         )
 
 

@@ -1,8 +1,11 @@
 """What errors show of texts that others wrote."""
 
+import pickle
+
 import pytest
 
-from k8sjob.errors import redacted
+from k8sjob.errors import BackendError, SpecError, redacted
+from k8sjob.findings import invalid
 
 SECRET = "s3cr3tValue"
 
@@ -87,3 +90,15 @@ def test_other_texts_stay_as_they_are(text):
 )
 def test_a_long_text_takes_linear_time(part):
     redacted(part * 50_000)  # quadratic patterns would take minutes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecError([invalid(("volumes", 0), "no", "go", line=2)], "job.yaml"),
+        BackendError("no", "go"),
+    ],
+)
+def test_an_error_survives_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))

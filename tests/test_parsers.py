@@ -10,8 +10,7 @@ from k8sjob.kube import capacity
 from k8sjob.kube.client import kubectl
 from k8sjob.observe.diagnose import containers, finding, output, pod_creation, queue, scheduling
 from k8sjob.proving.rules import evaluation
-from k8sjob.targets import manifest_facts
-from k8sjob.targets.pytorchjob import lint, target
+from k8sjob.targets.pytorchjob import target
 
 
 def selector(text):
@@ -38,8 +37,6 @@ def selector(text):
         (lambda text: finding.without_replica(text).strip("0"), "0" * 300_000),
         (evaluation._CLOCK.search, "1" + "a1" * 100_000),
         (target._EXITED.fullmatch, "Pod: " + "a." * 200_000),
-        (lambda text: lint._STEP.findall(text)[1:], "[" * 300_000),
-        (lambda text: manifest_facts._brackets(text).strip("[."), "[" * 300_000),
     ],
 )
 @pytest.mark.timeout(60)

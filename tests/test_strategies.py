@@ -16,7 +16,7 @@ from k8sjob.strategies import (
 
 
 def fields(*args, **kwargs):
-    return [found.field for found in conflicts(*args, **kwargs)]
+    return [".".join(conflict.path) for conflict in conflicts(*args, **kwargs)]
 
 
 ONE, EIGHT, THREE = Shape(1, 1), Shape(2, 4), Shape(3, 1)
@@ -68,9 +68,9 @@ CONFLICTS = [
 
 @pytest.mark.parametrize(("kind", "given", "shape", "field", "detail"), CONFLICTS)
 def test_settings_and_shapes_that_conflict(kind, given, shape, field, detail):
-    (found,) = conflicts(kind, given, shape)
-    assert found.field == field
-    assert detail in found.message
+    (conflict,) = conflicts(kind, given, shape)
+    assert ".".join(conflict.path) == field
+    assert detail in str(conflict)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_settings_and_shapes_that_conflict(kind, given, shape, field, detail):
     ],
 )
 def test_backends_that_conflict(backend, shape, detail):
-    (found,) = conflicts("ddp", {}, shape, backend=backend)
-    assert found.field == "strategy.backend"
-    assert detail in found.message
+    (conflict,) = conflicts("ddp", {}, shape, backend=backend)
+    assert conflict.path == ("strategy", "backend")
+    assert detail in str(conflict)
 
 
 def test_a_plain_job_has_no_conflicts():
@@ -100,8 +100,8 @@ def test_a_plain_job_has_no_conflicts():
 def test_an_unknown_strategy_is_named_with_those_there_are():
     (close,) = conflicts("DPP", {}, Shape(1, 1))
     (far,) = conflicts("horovod", {}, Shape(1, 1))
-    assert close.message == "'DPP' is not a strategy; did you mean 'ddp'?"
-    assert far.message == f"'horovod' is not a strategy; valid kinds: {', '.join(STRATEGIES)}"
+    assert str(close) == "strategy.kind: 'DPP' is not a strategy; did you mean 'ddp'?"
+    assert far.next_step == f"valid kinds: {', '.join(STRATEGIES)}"
 
 
 def test_everything_is_reported_at_once():
@@ -154,9 +154,9 @@ def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
 
 def test_jax_has_no_backend_of_a_process_group():
     shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
-    (found,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
-    assert found.field == "strategy.backend"
-    assert found.message.startswith("JAX uses NCCL directly, and the process group uses gloo")
+    (conflict,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
+    assert conflict.path == ("strategy", "backend")
+    assert conflict.message == "JAX uses NCCL directly, and the process group uses gloo"
     assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
     assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
 
@@ -179,10 +179,10 @@ def test_the_runtime_gets_settings_that_go_together():
 )
 def test_a_setting_that_a_strategy_lacks_is_refused_with_the_reason(kind, setting):
     value = {"accumulate": 2, "clip_norm": 1.0, "blocks": ["a"]}.get(setting, True)
-    found = conflicts(kind, {setting: value}, Shape(1, 1))
-    (refused,) = (conflict for conflict in found if conflict.field == f"strategy.{setting}")
-    assert f"strategy {kind} has no setting {setting}; " in refused.message
-    assert refused.message.endswith(f"; leave it out: {STRATEGIES[kind].lacks[setting]}")
+    broken = conflicts(kind, {setting: value}, Shape(1, 1))
+    (conflict,) = (each for each in broken if each.path == ("strategy", setting))
+    assert f"strategy {kind} has no setting {setting}; " in conflict.message
+    assert conflict.next_step == f"leave it out: {STRATEGIES[kind].lacks[setting]}"
 
 
 def test_the_page_of_strategies_says_which_has_which_setting():

@@ -21,8 +21,8 @@ from k8sjob.adopt.equivalence import (
 )
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
-from k8sjob.errors import SpecError, field_path, steps
-from k8sjob.findings import Finding, invalid
+from k8sjob.errors import SpecError
+from k8sjob.findings import Finding, field_path, invalid
 from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import manifest
 from k8sjob.rendering.merge import leaves, merge
@@ -40,7 +40,7 @@ from k8sjob.yamldoc import Document, objects, parse_all, refuse_template
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.yamldoc import FieldPath
+    from k8sjob.findings import FieldPath
 
 __all__ = ["Adopted", "adopt", "same_meaning"]
 
@@ -79,7 +79,7 @@ def _read(text: str | bytes, source: str, name: str | None) -> tuple[Json, list[
 
 def _placed(problem: Finding, job: _Place, beside: list[_Place]) -> Finding:
     """The problem with its line, which may be in the object that the job has beside it."""
-    (document, place, data), path = job, steps(problem.field)
+    (document, place, data), path = job, problem.path
     companion_of = keyed(reader_of(data).target)
     if companion_of and path[:1] == (companion_of.key,):
         path = path[1:]
@@ -107,13 +107,13 @@ def _only_job(
         names = ", ".join(map("".join, zip(map(_called, manifests), of, strict=True))) or "nothing"
         kinds = [f"{reader.target.kind} of {reader.target.api_version}" for reader in READERS]
         step = near_job(manifests) or f"specify a file with one of {', '.join(kinds)}"
-        raise SpecError([invalid("", f"found {names}; {step}")], source)
+        raise SpecError([invalid((), f"found {names}", step)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     step = "adopt each from its own file" if name and chosen else "choose one by --name NAME"
-    message = f"{names} are several jobs, and a job.yaml describes one; {step}"
+    message = f"{names} are several jobs, and a job.yaml describes one"
     if not chosen:
-        message = f"there is no job {name!r} among {names}; {step}"
-    raise SpecError([invalid("", message, line=jobs[-1][0].line, column=1)], source)
+        message = f"there is no job {name!r} among {names}"
+    raise SpecError([invalid((), message, step, line=jobs[-1][0].line, column=1)], source)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -181,12 +181,11 @@ def adopt(text: str | bytes, source: str = "", name: str | None = None) -> Adopt
 
 def _of_manifest(problem: Finding) -> Finding:
     """A problem of the overlay that was to be made, in terms of the manifest, which has none."""
-    field = problem.field.removeprefix("overlay.")
-    if field == problem.field:
+    if problem.path[:1] != ("overlay",):
         return problem
-    message = problem.message.partition(";")[0]
-    step = f"move or remove it (`k8sjob lint` says where {field} belongs)"
-    return replace(problem, field=field, message=message, next_step=step)
+    path = problem.path[1:]
+    step = f"move or remove it (`k8sjob lint` says where {field_path(path)} belongs)"
+    return replace(problem, path=path, next_step=step)
 
 
 def _adopted(original: Json, notes: list[str]) -> Adopted:
@@ -209,8 +208,8 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
         spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(overlays)})
     remaining = difference(_rendered(spec, config=config), job)
     if remaining is not SAME:
-        message = "a job.yaml cannot express this; change it, or keep the manifest"
-        raise SpecError([invalid(field_path(path), message) for path in leaves(remaining)])
+        message, step = "a job.yaml cannot express this", "change it, or keep the manifest"
+        raise SpecError([invalid(path, message, step) for path in leaves(remaining)])
     return Adopted(spec, (*notes, *_notes(spec, original)))
 
 
@@ -277,15 +276,14 @@ def _accepted(data: Json) -> JobSpec:
         try:
             return JobSpec.model_validate(data)
         except SpecError as error:
-            if not all(_take_out(data, problem.field) for problem in error.findings[:1]):
-                needed = [hit for hit in error.findings if not _take_out(data, hit.field)]
+            if not all(_take_out(data, problem.path) for problem in error.findings[:1]):
+                needed = [hit for hit in error.findings if not _take_out(data, hit.path)]
                 raise SpecError(needed) from None
-    raise SpecError([invalid("", "no part of it is a job spec; please report this bug")])
+    raise SpecError([invalid((), "no part of it is a job spec", "please report this bug")])
 
 
-def _take_out(data: Any, field: str) -> bool:
+def _take_out(data: Any, path: FieldPath) -> bool:
     """Remove a field, or the nearest thing around it; False if that is needed."""
-    path = list(steps(field))
     while path:
         holder = at_path(data, *path[:-1])
         if len(path) == 1 and path[0] in ("name", "namespace", "image", "run", "overlay"):
@@ -295,7 +293,7 @@ def _take_out(data: Any, field: str) -> bool:
             if path[0] == "run" and path[1] in ("command", "script", "module"):
                 data["run"] |= {"command": NO_COMMAND, "args": []}
             return True
-        path.pop()
+        path = path[:-1]
     return False
 
 

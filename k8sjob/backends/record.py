@@ -29,8 +29,9 @@ from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import EVENT_MARK, __version__
-from k8sjob.errors import BackendError, JobTooLarge, K8sJobError, field_path
+from k8sjob.errors import BackendError, JobTooLarge, K8sJobError
 from k8sjob.files import whole_file
+from k8sjob.findings import field_path
 from k8sjob.kube.json_text import OversizeError, check_size, parsed
 from k8sjob.kube.objects import Object, Pod, moment, odd_name
 from k8sjob.targets.field_types import fit

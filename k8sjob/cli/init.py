@@ -98,8 +98,8 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:
         step = "" if named else "give the job a name with --name"
-        of_name = (problem for problem in error.findings if problem.field == "name")
-        problems = [invalid("name", problem.text, step) for problem in of_name]
+        of_name = (problem for problem in error.findings if problem.path == ("name",))
+        problems = [invalid(("name",), problem.text, step) for problem in of_name]
         raise SpecError(problems or error.findings) from error
     return {**files, _SCHEMA: json.dumps(schema(), indent=1) + "\n"}
 

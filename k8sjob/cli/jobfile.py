@@ -13,10 +13,10 @@ import click
 
 from k8sjob.cli.options import AUTO
 from k8sjob.cli.output import print_status
-from k8sjob.errors import field_path, steps
+from k8sjob.findings import field_path
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.base import field_paths
-from k8sjob.spec.changes import Change
+from k8sjob.spec.changes import Change, path_of
 from k8sjob.spec.errors import field_values
 from k8sjob.spec.load import folder_of, located
 from k8sjob.yamldoc import JOB_FILE, flow
@@ -75,7 +75,7 @@ def _fields(_ctx: click.Context, _option: click.Parameter, incomplete: str) -> l
     """Completes the names of fields, and values where there are a few."""
     field, equals, _ = incomplete.partition("=")
     words = (
-        [f"{field}={value}" for value in field_values(JobSpec, steps(field))]
+        [f"{field}={value}" for value in field_values(JobSpec, path_of(field))]
         if equals
         else [f"{field_path(path)}=" for path in field_paths(JobSpec)]
     )

@@ -34,10 +34,8 @@ NO_GPUS: Final = {"gpus": 0, "gpu_type": None, "master": None}
 def check_script(spec: JobSpec, command: str) -> None:
     """SpecError where a job runs no Python script, which the command needs."""
     if not (spec.run.script or spec.run.module):
-        text = (
-            f"{command} needs a Python script; set run.script or run.module in place of run.command"
-        )
-        raise SpecError([invalid("run.command", text)])
+        step = "set run.script or run.module in place of run.command"
+        raise SpecError([invalid(("run", "command"), f"{command} needs a Python script", step)])
 
 
 class Forks:

@@ -45,7 +45,7 @@ def load_spec(
     if not isinstance(spec, str | Path):
         kind = type(spec).__name__
         step = "name a job.yaml, or make a spec by JobSpec(name=..., image=..., run=...)"
-        raise SpecError([invalid("", f"a {kind} is neither a JobSpec nor a path; {step}")])
+        raise SpecError([invalid((), f"a {kind} is neither a JobSpec nor a path", step)])
     return load(spec, local=local), folder or folder_of(spec)
 
 
@@ -110,20 +110,23 @@ def plan_submission(
 def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> Iterator[Finding]:
     if namespace and spec.namespace and namespace != spec.namespace:
         yield invalid(
-            "namespace",
-            f"the spec says {spec.namespace!r}, and {namespace!r} is requested; give only one",
+            ("namespace",),
+            f"the spec says {spec.namespace!r}, and {namespace!r} is requested",
+            "give only one",
         )
     if LOCAL in (namespace, spec.namespace):
         yield invalid(
-            "namespace",
-            f"{LOCAL!r} stands for this machine, where `k8sjob run` runs jobs; use another name",
+            ("namespace",),
+            f"{LOCAL!r} stands for this machine, where `k8sjob run` runs jobs",
+            "use another name",
         )
     longest = longest_name(spec) - _SUFFIX_LENGTH - 1
     if generate_name and len(spec.name) > longest:
         yield invalid(
-            "name",
+            ("name",),
             f"{spec.name!r} has {len(spec.name)} characters, and a generated name adds"
-            f" {_SUFFIX_LENGTH + 1}; shorten it to at most {longest}",
+            f" {_SUFFIX_LENGTH + 1}",
+            f"shorten it to at most {longest}",
         )
 
 

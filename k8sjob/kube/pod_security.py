@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-FieldPath = tuple[str | int, ...]
-"""A path into a Pod's spec: keys and list indices."""
+    from k8sjob.findings import FieldPath
+
 _GROUPS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 

@@ -151,11 +151,12 @@ def prove(
 
 def _check(spec: JobSpec, layout: Layout) -> None:
     if layout.size < 2:
-        raise SpecError([invalid("", message("one-process", size=layout.size))])
+        text = message("one-process", size=layout.size)
+        raise SpecError([invalid((), text, "give at least 2")])
     check_script(spec, "prove")
     if spec.strategy.kind not in _DATA_PARALLEL:
         text = message("no-data-parallel", kind=spec.strategy.kind)
-        raise SpecError([invalid("strategy.kind", text)])
+        raise SpecError([invalid(("strategy", "kind"), text)])
 
 
 def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
-from k8sjob.errors import field_path
+from k8sjob.findings import field_path
 from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     MANIFEST_DIGEST,

@@ -122,21 +122,21 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
         return
     inside = not name.startswith("/")  # an absolute path of this machine is none in the image
     if not inside or not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
-        message = (
-            f"{script!r} is not in the context {shown!r}, from which the image is built; write a"
-            " path inside it, or set image.context"
-        )
+        message = f"{script!r} is not in the context {shown!r}, from which the image is built"
+        step = "write a path inside it, or set image.context"
         if not spec.builds_image:
             message = (
                 f"{script!r} is not in {context.absolute()}, which stands for {WORKDIR} of the"
-                " image on this machine; correct the path"
+                " image on this machine"
             )
-        raise SpecError([invalid("run.script", message)])
+            step = "correct the path"
+        raise SpecError([invalid(("run", "script"), message, step)])
     file = context / OWN_IGNORE
     patterns = own_patterns(file)
     if Ignore(dockerignore() if patterns is None else patterns)(name):
-        message = f"{script!r} is left out of the image by {file}; add a last line '!{name}' to it"
-        raise SpecError([invalid("run.script", message)])
+        message = f"{script!r} is left out of the image by {file}"
+        step = f"add a last line '!{name}' to it"
+        raise SpecError([invalid(("run", "script"), message, step)])
 
 
 def _write(files: dict[str, str], target: Path) -> list[Path]:

@@ -154,7 +154,7 @@ def _checked(image: str) -> str:
 
     if not is_image_reference(image):
         message = f"{image!r} is not an image reference: [registry/]path[:tag][@sha256:digest]"
-        raise SpecError([invalid("image", message)])
+        raise SpecError([invalid(("image",), message)])
     return image
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.kube.pod_security import FieldPath
+    from k8sjob.findings import FieldPath
 
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")

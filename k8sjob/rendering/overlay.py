@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import SpecError, field_path, steps
-from k8sjob.findings import first_findings, invalid
+from k8sjob.errors import SpecError
+from k8sjob.findings import FieldPath, first_findings, invalid
 from k8sjob.kube.objects import Json, at_path, training
-from k8sjob.kube.pod_security import FieldPath, restricted_violations
+from k8sjob.kube.pod_security import restricted_violations
 from k8sjob.rendering.merge import Traced, repeated_names
 from k8sjob.targets.api import CHILD
 from k8sjob.targets.jobs import TARGETS, keyed
@@ -31,10 +31,6 @@ _PROCESS: Final = {
     "resources": "resourcesPerNode",
 }
 """The fields of the training container that are at Target.process_at, by their names there."""
-_REPLACED: Final = (
-    "{!r} would replace the image that is built; change `image` in the job spec, or give it as a"
-    " reference instead of a build"
-)
 
 
 def apply_overlay(
@@ -62,7 +58,7 @@ def apply_overlay(
     target = job.target
     problems = list(_forbidden_fields(overlay))
     if companion := keyed(target):
-        problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
+        problems += _forbidden_fields(overlay.get(companion.key), companion.key)
     templates = {replicas.path: replicas.pod for replicas in target.replicas(job)}
     # The overlay comes last, so it can take back for one role what pod_template gives to all.
     merged = Traced.of(job.document)
@@ -77,7 +73,7 @@ def apply_overlay(
     if image_is_built:
         problems += _replaced_images(merged, target, templates)
     problems += [
-        invalid(field_path(path), f"{name!r} is duplicated; rename one, or merge them")
+        invalid(path, f"{name!r} is duplicated", "rename one, or merge them")
         for path, name in repeated_names({"overlay": overlay, "pod_template": pod_template})
     ]
     document: Json = merged.plain()
@@ -85,7 +81,7 @@ def apply_overlay(
     if not problems:
         problems = first_findings(
             target.problems(document),
-            lambda problem: _at_source(merged, steps(problem.field), problem),
+            lambda problem: _at_source(merged, problem),
         )
     if restricted and not problems:
         problems = _violations(merged, job.with_document(document))
@@ -103,9 +99,9 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Finding]:
         owners = [owner.kind for owner in TARGETS if _has(owner, field)]
         if owners and not _has(target, field):
             yield invalid(
-                field_path(("overlay", *field)),
-                f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
-                f" use the fields of a {target.kind}, in pod_template if it applies to the Pods of"
+                ("overlay", *field),
+                f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s",
+                f"use the fields of a {target.kind}, in pod_template if it applies to the Pods of"
                 " all replicas, or remove it",
             )
 
@@ -140,15 +136,16 @@ def _training(containers: list[Traced]) -> Traced:
     return next((container for container, plain in pairs if plain is trains), Traced({}))
 
 
-def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Finding]:
+def _forbidden_fields(overlay: Any, *below: str) -> Iterator[Finding]:
+    at = ("overlay", *below)
     metadata = at_path(overlay, "metadata")
     for key in ("apiVersion", "kind", "status", CHILD):
         if isinstance(overlay, dict) and key in overlay:
-            yield invalid(f"{at}.{key}", f"{overlay[key]!r} cannot be set by an overlay; remove it")
+            yield invalid((*at, key), f"{overlay[key]!r} cannot be set by an overlay", "remove it")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
-            message = f"{metadata[key]!r} has its own field; set `{key}` in the job spec"
-            yield invalid(f"{at}.metadata.{key}", message)
+            message, step = f"{metadata[key]!r} has its own field", f"set `{key}` in the job spec"
+            yield invalid((*at, "metadata", key), message, step)
 
 
 # --- errors, at the fields of the job spec --------------------------------------------------------
@@ -161,8 +158,8 @@ def _violations(merged: Traced, job: Job) -> list[Finding]:
     def explain(violation: tuple[FieldPath, Any, str]) -> Finding:
         path, value, requirement = violation
         shown = "absent" if value is None else seen(value)
-        message = f"{shown}, and security: restricted requires {requirement}; change it, or set"
-        return _at_source(merged, path, invalid("", f"{message} security: default"))
+        message = f"{shown}, and security: restricted requires {requirement}"
+        return _at_source(merged, invalid(path, message, "change it, or set security: default"))
 
     violations = [
         ((*replicas.path, "spec", *path), value, requirement)
@@ -172,17 +169,18 @@ def _violations(merged: Traced, job: Job) -> list[Finding]:
     return first_findings(violations, explain)
 
 
-def _at_source(merged: Traced, path: FieldPath, problem: Finding) -> Finding:
+def _at_source(merged: Traced, problem: Finding) -> Finding:
     """A problem of a field of the merged job, at the change that it comes from."""
+    path = problem.path
     around = [(merged.at(path[:depth]), path[depth:]) for depth in range(len(path) + 1)]
     nearest, below = next((pair for pair in reversed(around) if pair[0].origin), around[0])
     # A field that pod_template lacks may no longer fit to it. One that null has removed has nothing
     # below it, and the items of a list that is merged have other indexes in the change.
     apart = nearest.deleted or isinstance(nearest.value, list)
     if not nearest.origin or (below and apart):
-        field = field_path(nearest.origin or ("pod_template",))
-        return replace(problem, field=field, message=f"{field_path(path)}: {problem.message}")
-    return replace(problem, field=field_path((*nearest.origin, *below)))
+        origin = nearest.origin or ("pod_template",)
+        return replace(problem, path=origin, message=f"{problem.field}: {problem.message}")
+    return replace(problem, path=(*nearest.origin, *below))
 
 
 def _replaced_images(
@@ -194,4 +192,6 @@ def _replaced_images(
     processes += [merged.at(target.process_at)] if target.process_at else []
     images = [process.at(("image",)) for process in processes]
     for origin, image in {image.origin: image.plain() for image in images if image.origin}.items():
-        yield invalid(field_path(origin), _REPLACED.format(image))
+        message = f"{image!r} would replace the image that is built"
+        step = "change `image` in the job spec, or give it as a reference instead of a build"
+        yield invalid(origin, message, step)

@@ -262,7 +262,7 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
     if serving:  # the first node has other processes than the rest
         shape = strategies.Shape(nnodes=1 + max(0, env.world_size - serving), nproc_per_node=1)
     for conflict in strategies.conflicts(config.strategy, config.options, shape):
-        raise EnvError(f"{conflict.field}: {conflict.message}")
+        raise EnvError(str(conflict))
     _check_keras(config)
 
 

@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Final,
     Literal,
-    NamedTuple,
     NoReturn,
     TypeVar,
     Union,
@@ -33,19 +32,11 @@ if TYPE_CHECKING:
     from pydantic.config import JsonDict
     from pydantic.fields import FieldInfo
 
-Loc = tuple[str | int, ...]
-"""A path into a document: keys and list indices."""
+    from k8sjob.findings import FieldPath, Finding
 
 UNEXPLAINED: Final = object()
 """The validation context under which a JobSpec leaves pydantic's errors as they are."""
 _SHOWN: Final = 80
-
-
-class Broken(NamedTuple):
-    """A broken rule of a part: the field, relative to the part, and what to do about it."""
-
-    field: Loc
-    message: str
 
 
 _K = TypeVar("_K")
@@ -65,15 +56,17 @@ def doc(text: str, *examples: Any, unit: str = "", **more: Any) -> Any:
     return Field(description=text, examples=list(examples), json_schema_extra=extra, **more)
 
 
-def refuse(message: str, meant: Sequence[Any] | None = None) -> NoReturn:
+def refuse(message: str, next_step: str = "", *, meant: Sequence[Any] | None = None) -> NoReturn:
     """Refuse the value under validation.
 
     Args:
         message: what is wrong; braces are kept.
-        meant: values that may have been meant. The error shows the first that the field takes, or
-            the field's example. None: the message says the next step.
+        next_step: what to do now; empty: the message says it.
+        meant: values that may have been meant. The next step is to write the first that the field
+            takes, or the field's example. None: `next_step` is all.
     """
-    raise PydanticCustomError("k8sjob", "{message}", {"message": message, "meant": meant})
+    reason = {"message": message, "next_step": next_step, "meant": meant}
+    raise PydanticCustomError("k8sjob", "{message}", reason)
 
 
 def seen(value: Any) -> str:
@@ -218,15 +211,15 @@ class Part(Described):
         def __delattr__(self, name: str) -> None:
             self.__setattr__(name, None)
 
-    def rules(self) -> Iterator[Broken]:
-        """The broken rules over several fields, each with the field to change."""
+    def rules(self) -> Iterator[Finding]:
+        """The broken rules over several fields, each at the field to change, below this part."""
         yield from ()
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Part:
         broken = list(self.rules())
         if broken:
-            text = "; ".join(message for _, message in broken)
+            text = "; ".join(rule.text for rule in broken)
             raise PydanticCustomError("rules", "{text}", {"text": text, "broken": broken})
         return self
 
@@ -247,7 +240,7 @@ def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[
             yield from field_paths(nested, (*base, name))
 
 
-def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
+def parts_at(root: type[Part], loc: FieldPath) -> list[type[Part]]:
     """The classes that a value at a location may have."""
     parts = [root]
     for key in loc:
@@ -257,7 +250,7 @@ def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
     return parts
 
 
-def field_at(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
+def field_at(root: type[Part], loc: FieldPath) -> tuple[FieldInfo | None, FieldPath]:
     """The innermost field that contains a location, and the rest of the location below it."""
     for end in range(len(loc), 0, -1):
         name = loc[end - 1]

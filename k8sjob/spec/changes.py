@@ -7,14 +7,14 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.errors import SpecError, field_path, steps
-from k8sjob.findings import invalid
+from k8sjob.errors import SpecError
+from k8sjob.findings import field_path, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.findings import Finding
-    from k8sjob.yamldoc import Document, FieldPath
+    from k8sjob.findings import FieldPath, Finding
+    from k8sjob.yamldoc import Document
 
 
 def job_document(text: str | bytes, source: str = "") -> Document:
@@ -29,11 +29,11 @@ def job_document(text: str | bytes, source: str = "") -> Document:
     _refuse_manifests(documents)
     document = only(documents, source)
     if document.data is None:
-        message = "empty; write at least name, image and run, or start with `k8sjob init`"
-        raise SpecError([invalid("", message)], source)
+        step = "write at least name, image and run, or start with `k8sjob init`"
+        raise SpecError([invalid((), "empty", step)], source)
     if not isinstance(document.data, dict):
-        message = "not a mapping; write one field per line, starting with `name: my-job`"
-        raise document.refuse((), message)
+        step = "write one field per line, starting with `name: my-job`"
+        raise document.refuse((), "not a mapping", step)
     return document
 
 
@@ -47,7 +47,7 @@ def _refuse_manifests(documents: list[Document]) -> None:
             step = foreign_kind(document.data) or (
                 f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml of the training job in it"
             )
-            raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
+            raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml", step)
 
 
 # --- changes: FIELD=VALUE of --set, the value in YAML ---------------------------------------------
@@ -83,15 +83,20 @@ class Change:
 
         field, equals, value = text.partition("=")
         if not equals or not _FIELD.fullmatch(field):
-            message = (
-                f"{text!r} does not change a field; write FIELD=VALUE, such as replicas.workers=3"
-            )
+            step = "write FIELD=VALUE, such as replicas.workers=3"
             if "[-" in field:
-                message += "; the items of a list count from 0, as in run.args[0]"
+                step += "; the items of a list count from 0, as in run.args[0]"
             elif "[" in field:
-                message += """ or 'labels["example.com/team"]=vision'"""
-            raise SpecError([invalid("--set", message)])
-        return cls(steps(field), parse(value, f"--set {field}").data)
+                step += """ or 'labels["example.com/team"]=vision'"""
+            problem = invalid((), f"{text!r} does not change a field", step)
+            raise SpecError([replace(problem, option="--set")])
+        return cls(path_of(field), parse(value, f"--set {field}").data)
+
+
+def path_of(field: str) -> FieldPath:
+    """The path that a user writes as `volumes[1].mount`; the inverse of field_path."""
+    names = (key or name for key, name in re.findall(r'\["([^"]*)"\]|([\w-]+)', field))
+    return tuple(int(name) if re.fullmatch(r"\d{1,9}", name) else name for name in names)
 
 
 def changed(document: Document, changes: Sequence[Change]) -> Document:
@@ -117,8 +122,9 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
     if not isinstance(data, dict | None):
         whole = field_path(change.path[:depth])
         present = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
-        message = f"{whole} is {present} there and has no such part; set {whole} as a whole"
-        raise SpecError([invalid(f"--set {field_path(change.path)}", message)])
+        message = f"{whole} is {present} there and has no such part"
+        problem = invalid(change.path, message, f"set {whole} as a whole")
+        raise SpecError([replace(problem, option="--set")])
     fields = dict(data or {})
     key = str(step)
     fields[key] = _apply(fields.get(key), change, depth + 1)
@@ -131,15 +137,16 @@ def without_places(error: SpecError, changes: Sequence[Change], document: Docume
     """The error with its problems of changed fields, which have no line, as those of options."""
 
     def at_option(problem: Finding) -> Finding:
-        field = steps(problem.field)
-        new = field not in document.keys and field not in document.values
-        for change in changes if field else ():
-            if field[: len(change.path)] == change.path or (
-                new and change.path[: len(field)] == field
+        path = problem.path
+        new = path not in document.keys and path not in document.values
+        for change in changes if path else ():
+            if path[: len(change.path)] == change.path or (
+                new and change.path[: len(path)] == path
             ):
-                return replace(
-                    problem, field=change.option or f"--set {problem.field}", line=0, column=0
-                )
+                # An option of its own name, as --image, stands for the whole path.
+                named = () if change.option else path
+                option = change.option or "--set"
+                return replace(problem, path=named, option=option, line=0, column=0)
         return problem
 
     return SpecError([at_option(problem) for problem in error.findings], error.source)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import RenderError, field_path
-from k8sjob.findings import first_findings, invalid
+from k8sjob.errors import RenderError
+from k8sjob.findings import field_path, first_findings, invalid
 from k8sjob.spec.base import (
     UNEXPLAINED,
-    Loc,
     Part,
     field_at,
     field_paths,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
 
 
 _KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
@@ -49,66 +48,74 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     faults = []
     for detail in error.errors(include_url=False):
         at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
-        for at, message in _found(detail):
+        for at, rule in _faults(detail):
             place = document.place(at, key=at_key) if document else (0, 0)
-            faults.append((place, at, message, detail))
+            faults.append((place, at, rule, detail))
 
-    def explain(fault: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Finding:
-        (line, column), at, message, detail = fault
-        text = message or _message(root, at, detail)
-        return invalid(field_path(at), text, line=line, column=column)
+    def explain(fault: tuple[tuple[int, int], FieldPath, Finding | None, ErrorDetails]) -> Finding:
+        (line, column), at, rule, detail = fault
+        message, step = (rule.message, rule.next_step) if rule else _texts(root, at, detail)
+        return invalid(at, message, step, line=line, column=column)
 
     return first_findings(sorted(faults, key=lambda fault: fault[0]), explain)
 
 
-def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
+def _texts(root: type[Part], loc: FieldPath, detail: ErrorDetails) -> tuple[str, str]:
+    """What is wrong with a value, and the next step."""
     match detail["type"]:
         case "extra_forbidden":
             return _unknown(root, loc)
         case "missing":
             info, below = field_at(root, loc)
             example = flow(_example(info, below)) if info else "..."
-            return f"missing; write, for example, {loc[-1]}: {example}"
+            return "missing", f"write, for example, {loc[-1]}: {example}"
         case "k8sjob":
-            meant = detail["ctx"]["meant"]
-            step = "" if meant is None else _step(root, loc, detail["input"], meant)
-            return str(detail["ctx"]["message"]) + step
+            reason = detail["ctx"]
+            step = reason["next_step"]
+            if reason["meant"] is not None:
+                likely = _step(root, loc, detail["input"], reason["meant"])
+                step = "; ".join(part for part in (step, likely) if part)
+            return reason["message"], step
         case "literal_error":
             return _one_of(seen(detail["input"]), detail["ctx"]["expected"])
         case kind:
-            form = _PLAIN.get(kind, "{}: {msg}")
-            message = form.format(seen(detail["input"]), **detail.get("ctx", {}), msg=detail["msg"])
+            form, step = _PLAIN.get(kind, ("{}: {msg}", ""))
+            context = {**detail.get("ctx", {}), "msg": detail["msg"]}
             if _KEY in detail["loc"]:
-                return f"{message}; quote the key"
-            return message + (_step(root, loc, detail["input"]) if kind.endswith("_type") else "")
+                step = "quote the key"
+            elif kind.endswith("_type"):
+                step = _step(root, loc, detail["input"])
+            else:
+                step = step.format(**context)
+            return form.format(seen(detail["input"]), **context), step
 
 
-def _one_of(shown: str, expected: str) -> str:
+def _one_of(shown: str, expected: str) -> tuple[str, str]:
     choices = re.findall(r"'([^']*)'", expected)
     text = f"{shown} is not one of {', '.join(choices)}"
     if shown == "null" and "None" in choices:
-        return f"{text}; did you mean the text None?"
-    step = did_you_mean(shown.strip("'"), choices, "write one of them")
-    return f"{text}; {step}"
+        return text, "did you mean the text None?"
+    return text, did_you_mean(shown.strip("'"), choices, "write one of them")
 
 
 _PLAIN: Final = {
-    "string_type": "{} is not text",
-    "float_type": "{} is not a number",
-    "finite_number": "{} is not a finite number; write one",
-    "int_type": "{} is not a whole number",
-    "bool_type": "{} is neither true nor false",
-    "tuple_type": "{} is not a list",
-    "dict_type": "{} is not a mapping",
-    "model_type": "{} is not a mapping",
-    "greater_than_equal": "{} is too small; the minimum is {ge}",
-    "greater_than": "{} is too small; it must be more than {gt:g}",
-    "less_than_equal": "{} is too large; the maximum is {le}",
+    "string_type": ("{} is not text", ""),
+    "float_type": ("{} is not a number", ""),
+    "finite_number": ("{} is not a finite number", "write one"),
+    "int_type": ("{} is not a whole number", ""),
+    "bool_type": ("{} is neither true nor false", ""),
+    "tuple_type": ("{} is not a list", ""),
+    "dict_type": ("{} is not a mapping", ""),
+    "model_type": ("{} is not a mapping", ""),
+    "greater_than_equal": ("{} is too small", "the minimum is {ge}"),
+    "greater_than": ("{} is too small", "it must be more than {gt:g}"),
+    "less_than_equal": ("{} is too large", "the maximum is {le}"),
 }
-"""Messages for pydantic's types of errors: of the value, and of the error's context."""
+"""pydantic's type of an error -> the message, of the value, and the next step, of its context;
+the next step for a wrong type is an example."""
 
 
-def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> str:
+def _step(root: type[Part], loc: FieldPath, wrong: Any, meant: Sequence[Any] = ()) -> str:
     """The next step: the value that was probably meant, if one fits, or else an example."""
     info, below = field_at(root, loc)
     if info is None:
@@ -121,9 +128,9 @@ def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> 
             continue
         text = _written(value)
         if text and len(text) <= _LONGEST:
-            return f"; write it as {key}{text}"
+            return f"write it as {key}{text}"
     leave_out = "remove the key, or " if wrong is None and not info.is_required() else ""
-    return f"; {leave_out}write, for example, {key}{_written(_example(info, below))}"
+    return f"{leave_out}write, for example, {key}{_written(_example(info, below))}"
 
 
 def _written(value: Any) -> str:
@@ -136,7 +143,7 @@ def _written(value: Any) -> str:
         return ""
 
 
-def _example(info: FieldInfo, below: Loc) -> Any:
+def _example(info: FieldInfo, below: FieldPath) -> Any:
     """The first example of a field, or of what lies below it: an item, or a mapping's value."""
     example = (info.examples or [None])[0]
     for _ in below:
@@ -144,19 +151,19 @@ def _example(info: FieldInfo, below: Loc) -> Any:
     return example
 
 
-def _unknown(root: type[Part], loc: Loc) -> str:
-    """The message for an unknown field: the one that was meant, its place, or the valid ones."""
+def _unknown(root: type[Part], loc: FieldPath) -> tuple[str, str]:
+    """The texts for an unknown field: the one that was meant, its place, or the valid ones."""
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     fields = [field for part in parts_at(root, loc[:-1]) for field in part.model_fields]
     elsewhere = [path for path in field_paths(root) if path[-1] == snake]
     if elsewhere and snake not in fields:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
-        return f"no such field here; it belongs to {places}"
+        return "no such field here", f"it belongs to {places}"
     step = did_you_mean(snake, fields, f"valid fields: {', '.join(fields)}")
     if snake == "limits" and "gpus" in fields:  # as in a manifest of Kubernetes
         step = "write the limits themselves here: gpus: 1, cpu: 4, memory: 16Gi"
-    return f"no such field; {step}"
+    return "no such field", step
 
 
 def field_values(part: type[Part], path: Sequence[str | int]) -> Iterator[str]:
@@ -178,7 +185,7 @@ def _values(annotation: Any) -> Iterator[str]:
         yield from [argument] if isinstance(argument, str) else _values(argument)
 
 
-def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
+def _fits(root: type[Part], loc: FieldPath, value: Any) -> bool:
     """Whether a field takes the value, by all rules of the field itself.
 
     The value is validated at its place in a document that has nothing else.
@@ -190,17 +197,19 @@ def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
     try:
         root.model_validate(data, context=UNEXPLAINED)
     except ValidationError as error:
-        places = (place for detail in error.errors() for place, _ in _found(detail))
+        places = (place for detail in error.errors() for place, _ in _faults(detail))
         return all(place[: len(at)] != at for place in places)
     return True
 
 
-def _found(detail: ErrorDetails) -> Iterator[tuple[Loc, str | None]]:
-    """Every field that one of pydantic's errors is about; with the message of a broken rule."""
+def _faults(detail: ErrorDetails) -> Iterator[tuple[FieldPath, Finding | None]]:
+    """Every field that one of pydantic's errors is about; with the broken rule, if it is one."""
     # Pydantic's location has tags of unions and a mark for keys.
     loc = tuple(part for part in detail["loc"] if not str(part).startswith("<") and part != _KEY)
-    broken = detail["ctx"]["broken"] if detail["type"] == "rules" else [((), None)]
-    yield from (((*loc, *path), message) for path, message in broken)
+    if detail["type"] == "rules":
+        yield from (((*loc, *rule.path), rule) for rule in detail["ctx"]["broken"])
+    else:
+        yield loc, None
 
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

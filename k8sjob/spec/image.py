@@ -9,24 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from k8sjob.errors import ImageError
-from k8sjob.spec.base import Broken, Part, doc, refuse
+from k8sjob.findings import invalid
+from k8sjob.spec.base import Part, doc, refuse
 from k8sjob.spec.values import ImageName, ObjectName, is_repository, matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from k8sjob.findings import Finding
+
 _APT = matching(
     re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?"),
-    "a Debian package; write name, name=version or name:architecture",
+    "a Debian package",
+    next_step="write name, name=version or name:architecture",
 )
 _PLATFORM = matching(
     re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?"),
-    "a platform; write os/architecture, such as linux/amd64",
+    "a platform",
+    next_step="write os/architecture, such as linux/amd64",
 )
 _INDEX = matching(
     re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+"),
-    "the http(s) URL of an index without credentials; pass credentials to the build as a secret",
+    "the http(s) URL of an index without credentials",
+    next_step="pass credentials to the build as a secret",
 )
 PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
 """The name of a package, at the beginning of a requirement."""
@@ -34,21 +40,21 @@ PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;
 
 def _pip(value: str) -> str:
     if not PIP_NAME.match(value):
-        refuse(f"{value!r} is not a requirement of pip; write name or name[extra]>=1.2")
+        refuse(f"{value!r} is not a requirement of pip", "write name or name[extra]>=1.2")
     if not value.isprintable() or "\\" in value or "$" in value:
-        refuse(f"{value!r} has a character that pip or a Dockerfile would act on; remove it")
+        refuse(f"{value!r} has a character that pip or a Dockerfile would act on", "remove it")
     return value
 
 
 def _relative(value: str) -> str:
     if not value or not value.isprintable() or value.startswith("/") or ".." in value.split("/"):
-        refuse(f"{value!r} is not a path inside the context; write it relative to the context")
+        refuse(f"{value!r} is not a path inside the context", "write it relative to the context")
     return value
 
 
 def _folder(value: str) -> str:
     if not value or not value.isprintable():
-        refuse(f"{value!r} is not a folder; write a path relative to the job.yaml, such as .")
+        refuse(f"{value!r} is not a folder", "write a path relative to the job.yaml, such as .")
     return value
 
 
@@ -111,20 +117,20 @@ class Image(Part):
         default=None,
     )
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """A built image gets its tag from the build; what is not built has nothing to install."""
         if self.base is not None:
             if not is_repository(self.repository):
-                yield Broken(
+                yield invalid(
                     ("repository",),
-                    f"{self.repository!r} has a tag or a digest, which the build sets; write it"
-                    f" as repository: {_without_tag(self.repository)}",
+                    f"{self.repository!r} has a tag or a digest, which the build sets",
+                    f"write it as repository: {_without_tag(self.repository)}",
                 )
             return
         for name in ("requirements", "apt", "pip", "index_url", "platform"):
             if getattr(self, name):
-                yield Broken(
-                    (name,), "has no effect without base; set base to the image to build on"
+                yield invalid(
+                    (name,), "has no effect without base", "set base to the image to build on"
                 )
 
 

@@ -9,10 +9,11 @@ from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
 from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
-from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
+from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.replicas import Gang, Policy, Replicas, Resources, Topology, Volume
 from k8sjob.spec.run import Run
@@ -32,6 +33,7 @@ from k8sjob.spec.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.yamldoc import Document
 
 
@@ -238,14 +240,14 @@ class JobSpec(Part, HasCard):
             raise SpecError(problems(cls, error, document), source) from None
         return spec
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """The broken rules over several parts."""
         yield from _rules(self)
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks on fields that are valid but will not work as expected; most specs have none."""
-        return tuple(f"{field_path(field)}: {text}" for field, text in _remarks(self))
+        return tuple(f"{remark.field}: {remark.text}" for remark in _remarks(self))
 
     @property
     def nnodes(self) -> int:
@@ -329,44 +331,47 @@ Part.root = JobSpec
 # --- rules over several parts ---------------------------------------------------------------------
 
 
-def _rules(spec: JobSpec) -> Iterator[Broken]:
+def _rules(spec: JobSpec) -> Iterator[Finding]:
     """Every rule over several parts that the spec breaks."""
     limit = longest_name(spec)
     if len(spec.name) > limit:
-        yield Broken(
+        yield invalid(
             ("name",),
             f"{spec.name!r} has {len(spec.name)} characters; with {_longest_suffix(spec)!r}"
-            f" appended, a pod's name has more than {MAX_NAME}; shorten it to at most {limit}",
+            f" appended, a pod's name has more than {MAX_NAME}",
+            f"shorten it to at most {limit}",
         )
     yield from _labels(spec)
     for field in ("kueue_priority_class", "kueue_topology"):
         if getattr(spec, field) is not None and spec.kueue_queue is None:
-            yield Broken((field,), "only Kueue reads it; set kueue_queue, or remove it")
+            yield invalid((field,), "only Kueue reads it", "set kueue_queue, or remove it")
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
     script = spec.run.script or ""
     if spec.builds_image and script.startswith("/") and not script.startswith(f"{WORKDIR}/"):
-        yield Broken(
+        yield invalid(
             ("run", "script"),
-            f"{script!r} is not in image.context, which becomes {WORKDIR} in the image; write a"
-            " path inside it, such as main.py, or start a program of the base with run.command",
+            f"{script!r} is not in image.context, which becomes {WORKDIR} in the image",
+            "write a path inside it, such as main.py, or start a program of the base with"
+            " run.command",
         )
     checkpoint = spec.checkpoint
     whole = strategies.STRATEGIES[spec.strategy.kind].saved_whole
     if checkpoint and checkpoint.format == "sharded" and whole:
-        yield Broken(
-            ("checkpoint", "format"), f"{whole}; set it to auto, under which rank 0 writes one file"
+        yield invalid(
+            ("checkpoint", "format"), whole, "set it to auto, under which rank 0 writes one file"
         )
     gang = spec.gang
     if gang and gang.min_available and gang.min_available > spec.nnodes:
-        yield Broken(
+        yield invalid(
             ("gang", "min_available"),
             f"{gang.min_available} is more than workers {spec.replicas.workers} + 1 ="
-            f" {spec.nnodes} pods; set it to at most {spec.nnodes}",
+            f" {spec.nnodes} pods",
+            f"set it to at most {spec.nnodes}",
         )
     if spec.replicas.elastic and spec.resources.master:
-        yield Broken(("resources", "master"), "an elastic job has Workers only; remove master")
+        yield invalid(("resources", "master"), "an elastic job has Workers only", "remove master")
 
 
 def longest_name(spec: JobSpec) -> int:
@@ -382,18 +387,18 @@ def _longest_suffix(spec: JobSpec) -> str:
     return max(suffix, "" if elastic else "-master-0", key=len)
 
 
-def _labels(spec: JobSpec) -> Iterator[Broken]:
+def _labels(spec: JobSpec) -> Iterator[Finding]:
     for key in spec.labels:
         if prefix := next((reserved for reserved in RESERVED if key.startswith(reserved)), None):
             message = f"would be overridden: the cluster's controllers set labels under {prefix}"
-            yield Broken(("labels", key), f"{message}; choose another key")
+            yield invalid(("labels", key), message, "choose another key")
         field = {QUEUE: "kueue_queue", PRIORITY: "kueue_priority_class"}.get(key, "")
         if (value := getattr(spec, field, None)) is not None:
-            message = f"{field} {value!r} sets this label; remove one of them"
-            yield Broken(("labels", key), message)
+            message = f"{field} {value!r} sets this label"
+            yield invalid(("labels", key), message, "remove one of them")
 
 
-def _fitting(spec: JobSpec) -> Iterator[Broken]:
+def _fitting(spec: JobSpec) -> Iterator[Finding]:
     """Strategy, processes, GPUs and backend go together: see strategies.py."""
     master = spec.resources.master
     shape = strategies.Shape(
@@ -406,18 +411,18 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
     for conflict in strategies.conflicts(
         strategy.kind, strategy.settings, shape, backend=strategy.backend
     ):
-        yield Broken(tuple(conflict.field.split(".")), conflict.message)
+        yield invalid(*conflict)
     resizes = strategies.STRATEGIES[strategy.kind].resizes
     if spec.replicas.elastic and spec.uses_agent and not resizes:
         able = ", ".join(name for name, row in strategies.STRATEGIES.items() if row.resizes)
-        yield Broken(
+        yield invalid(
             ("replicas", "elastic"),
-            f"{strategy.kind} divides the model over a number of ranks that must not change; leave"
-            f" elastic out, or use one of {able}",
+            f"{strategy.kind} divides the model over a number of ranks that must not change",
+            f"leave elastic out, or use one of {able}",
         )
 
 
-def _volumes(spec: JobSpec) -> Iterator[Broken]:
+def _volumes(spec: JobSpec) -> Iterator[Finding]:
     """Names and mounts are each used once, and checkpoints can be written."""
     first: dict[tuple[str, str], int] = {}
     for index, volume in enumerate(spec.volumes):
@@ -425,76 +430,81 @@ def _volumes(spec: JobSpec) -> Iterator[Broken]:
             value = getattr(volume, field)
             owner = first.setdefault((field, value), index)
             if owner != index:
-                yield Broken(
+                yield invalid(
                     ("volumes", index, field),
-                    f"{value!r} is taken by volumes[{owner}]; choose another",
+                    f"{value!r} is taken by volumes[{owner}]",
+                    "choose another",
                 )
     held = spec.checkpoint_volume
     if spec.checkpoint and held and (held.read_only or held.config_map or held.secret):
-        yield Broken(
+        yield invalid(
             ("checkpoint", "dir"),
-            f"{spec.checkpoint.dir} is on {held.name!r}, which is read-only; choose a folder on"
-            " another volume",
+            f"{spec.checkpoint.dir} is on {held.name!r}, which is read-only",
+            "choose a folder on another volume",
         )
 
 
-def _restricted(spec: JobSpec) -> Iterator[Broken]:
+def _restricted(spec: JobSpec) -> Iterator[Finding]:
     """The fields that Kubernetes' Pod Security Standard "restricted" forbids."""
     if spec.security != "restricted":
         return
-    advice = "which security: restricted forbids; remove it, or set security: default"
+    forbidden = "which security: restricted forbids"
+    step = "remove it, or set security: default"
     if spec.host_network:
-        yield Broken(("host_network",), f"true is the node's own network, {advice}")
+        yield invalid(("host_network",), f"true is the node's own network, {forbidden}", step)
     for index, volume in enumerate(spec.volumes):
         if volume.host_path is not None:
-            yield Broken(
+            yield invalid(
                 ("volumes", index, "host_path"),
-                f"{volume.host_path!r} is a path of the node, {advice}",
+                f"{volume.host_path!r} is a path of the node, {forbidden}",
+                step,
             )
 
 
-def _remarks(spec: JobSpec) -> Iterator[Broken]:
+def _remarks(spec: JobSpec) -> Iterator[Finding]:
     """Every remark on a job: the field, and what to do about it."""
     repository = getattr(spec.image, "repository", "")
     if spec.builds_image and "/" not in repository:
-        yield Broken(
+        yield invalid(
             ("image", "repository"),
-            f"{repository!r} has no registry, and the default one takes no push to such a name;"
-            f" write REGISTRY/{repository}",
+            f"{repository!r} has no registry, and the default one takes no push to such a name",
+            f"write REGISTRY/{repository}",
         )
     if spec.replicas.elastic and spec.uses_agent and not spec.checkpoint:
-        yield Broken(
+        yield invalid(
             ("replicas", "elastic"),
-            "without checkpoint the training starts from scratch whenever a node joins or leaves;"
-            " set checkpoint.dir, on a volume that all nodes share",
+            "without checkpoint the training starts from scratch whenever a node joins or leaves",
+            "set checkpoint.dir, on a volume that all nodes share",
         )
     for name in spec.tracking.settings:
         package = TRACKER_PACKAGES.get(name)
         if package and spec.builds_image and not _installs(spec, name):
-            yield Broken(
+            yield invalid(
                 ("tracking", name),
-                f"needs the package {package} in the image; add it to image.pip, or training"
-                " continues without it",
+                f"needs the package {package} in the image",
+                "add it to image.pip, or training continues without it",
             )
     if not spec.uses_agent:
         for name in ("rendezvous_timeout", "collective_timeout", "hang_timeout"):
             if name in spec.run.model_fields_set:
-                yield Broken(
+                yield invalid(
                     ("run", name),
                     "a command is not started by the agent, so only scripts that call session() use"
-                    " it; set the timeouts of the launcher and of init_process_group instead",
+                    " it",
+                    "set the timeouts of the launcher and of init_process_group instead",
                 )
     if warning := strategies.STRATEGIES[spec.strategy.kind].warning:
-        yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
+        yield invalid(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
     checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
     of_node = volume is not None and volume.host_path is not None and spec.nnodes > 1
     if checkpoint and (volume is None or volume.empty_dir is not None or of_node):
         kind = "a host_path" if of_node else "an empty_dir"
         where = "no volume" if volume is None else f"{volume.name!r}, {kind}"
-        yield Broken(
+        yield invalid(
             ("checkpoint", "dir"),
             f"{checkpoint.dir} is on {where}: on a cluster its checkpoints survive a restart in the"
-            " pod, but are lost with the pod, or stay on its node; mount a pvc there",
+            " pod, but are lost with the pod, or stay on its node",
+            "mount a pvc there",
         )
 
 

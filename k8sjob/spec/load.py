@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.environment import home
-from k8sjob.errors import SpecError, steps
+from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.spec.changes import changed, job_document, without_places
 from k8sjob.spec.job import JobSpec
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 _SCRIPT: Final = ".py"
 _NO_IMAGE: Final = "none"
-_NEEDS_IMAGE: Final = (
-    "missing: in a cluster a script runs in an image; add --set image.repository=WHERE-TO-PUSH"
-    " --set image.base=IMAGE-WITH-TORCH, or write a job.yaml"
+_NEEDS_IMAGE: Final = invalid(
+    ("image",),
+    "missing: in a cluster a script runs in an image",
+    "add --set image.repository=WHERE-TO-PUSH --set image.base=IMAGE-WITH-TORCH, or write a"
+    " job.yaml",
 )
 _LONGEST_NAME: Final = 40
 """Characters of a name that is made of a script's."""
@@ -53,9 +55,8 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, local: bool = Fals
     except SpecError as caught:
         error = caught
         if not document.line and "image" not in document.data:
-            missing = invalid("image", _NEEDS_IMAGE)
-            problems = [problem for problem in error.findings if problem.field != "image"]
-            error = SpecError([missing, *problems], document.source)
+            problems = [problem for problem in error.findings if problem.path != ("image",)]
+            error = SpecError([_NEEDS_IMAGE, *problems], document.source)
         raise without_places(error, changes, document) from None
 
 
@@ -79,11 +80,10 @@ def validated(document: Document, changes: Sequence[Change], folder: Path) -> Jo
         root, path = os.path.realpath(base), os.path.realpath(base / name)  # a link may lead out
         confirmed = any(change.path in {("image",), ("image", field)} for change in changes)
         if not (confirmed or Path(path).is_relative_to(root)):
-            message = (
-                f"{name!r} leads to {path}, outside of {root}; correct it, or if it may go into the"
-                f" image, confirm it: --set {shlex.quote(f'image.{field}={name}')}"
-            )
-            raise document.refuse(("image", field), message)
+            message = f"{name!r} leads to {path}, outside of {root}"
+            step = "correct it, or if it may go into the image, confirm it: --set "
+            step += shlex.quote(f"image.{field}={name}")
+            raise document.refuse(("image", field), message, step)
     return spec
 
 
@@ -97,19 +97,18 @@ def _document(path: str | Path) -> Document:
         text = content(file)
     except FileNotFoundError:
         noun = "a script" if file.suffix == _SCRIPT else "a job.yaml or a script"
-        message = f"no such file; name {noun}, or make one with `k8sjob init`"
-        raise SpecError([invalid("", message)], str(file)) from None
+        step = f"name {noun}, or make one with `k8sjob init`"
+        raise SpecError([invalid((), "no such file", step)], str(file)) from None
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
-        raise SpecError([invalid("", message)], str(file)) from error
+        raise SpecError([invalid((), message)], str(file)) from error
     if file.suffix == _SCRIPT:
         return _of_script(file)
     if file.suffix in (".pyw", ".ipynb", ".sh"):
         step = "write `run: {command: [sh, " + file.name + "]}` into a job.yaml"
         if file.suffix == ".ipynb":
             step = f"k8sjob init --from {shlex.quote(str(file))} writes the job.yaml and the script"
-        message = f"not a job.yaml; {step}"
-        raise SpecError([invalid("", message)], str(file))
+        raise SpecError([invalid((), "not a job.yaml", step)], str(file))
     return job_document(text, str(file))
 
 
@@ -168,7 +167,6 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
         document = _document(path)
         problems = []
         for problem in error.findings:
-            at = steps(problem.field)
-            line, column = document.place(at) if at else (0, 0)
+            line, column = document.place(problem.path) if problem.path else (0, 0)
             problems.append(replace(problem, line=line, column=column))
         raise without_places(SpecError(problems, document.source), changes, document) from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
+from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
-from k8sjob.spec.base import FROZEN_EMPTY, Broken, Count, Flag, FrozenMap, Part, Whole, doc
+from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, Whole, doc
 from k8sjob.spec.values import (
     AbsolutePath,
     Cpu,
@@ -23,6 +24,8 @@ from k8sjob.spec.values import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.findings import Finding
+
 
 class Elastic(Part):
     """Bounds between which the number of nodes may change while the job runs."""
@@ -30,11 +33,13 @@ class Elastic(Part):
     min: Annotated[Count, doc("Minimum number of nodes that train.", 2, unit="nodes")]
     max: Annotated[Count, doc("Maximum number of nodes that train.", 4, unit="nodes")]
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """The bounds are in order."""
         if self.min > self.max:
-            yield Broken(
-                ("min",), f"{self.min} is more than max {self.max}; set min to at most {self.max}"
+            yield invalid(
+                ("min",),
+                f"{self.min} is more than max {self.max}",
+                f"set min to at most {self.max}",
             )
 
 
@@ -69,14 +74,15 @@ class Replicas(Part):
         """Pods of the job: the Master and its Workers, or the Workers of an elastic job."""
         return self.workers + 1
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """An elastic job starts with a number of nodes between its bounds."""
         bounds = self.elastic
         if bounds and not bounds.min <= self.nnodes <= bounds.max:
-            yield Broken(
+            yield invalid(
                 ("elastic",),
                 f"workers {self.workers} + 1 = {self.nnodes} nodes are not between min {bounds.min}"
-                f" and max {bounds.max}; set workers to {bounds.min - 1}..{bounds.max - 1}",
+                f" and max {bounds.max}",
+                f"set workers to {bounds.min - 1}..{bounds.max - 1}",
             )
 
 
@@ -112,11 +118,11 @@ class Topology(Part):
         default=None,
     )
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """One of the two."""
         if (self.required is None) == (self.preferred is None):
             count = "neither is" if self.required is None else "both are"
-            yield Broken((), f"{count} given; write either required or preferred")
+            yield invalid((), f"{count} given", "write either required or preferred")
 
 
 class Policy(Part):
@@ -164,14 +170,17 @@ class Policy(Part):
         default=60,
     )
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """Deadlines leave time."""
         if self.active_deadline == 0:
-            yield Broken(("active_deadline",), "0s leaves no time; write a duration, such as 12h")
+            yield invalid(
+                ("active_deadline",), "0s leaves no time", "write a duration, such as 12h"
+            )
         if self.termination_grace < 2:
-            yield Broken(
+            yield invalid(
                 ("termination_grace",),
-                f"{self.termination_grace}s leaves no time to stop; write at least 2s",
+                f"{self.termination_grace}s leaves no time to stop",
+                "write at least 2s",
             )
 
 
@@ -252,48 +261,50 @@ class Resources(Part):
         """The node label that gpu_type is compared with, or None if none is known."""
         return _GPU_LABELS.get(self.gpu_resource.partition("/")[0])
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """Requests and /dev/shm fit the limits, a GPU type has GPUs and a known label."""
         yield from self._fit((), self)
         if self.master is not None:
             yield from self._fit(("master",), self.of_master)
         if self.gpu_type is not None and not self.gpus:
-            yield Broken(
+            yield invalid(
                 ("gpu_type",),
-                f"{self.gpu_type!r} is requested, but gpus is 0; set gpus, or remove gpu_type",
+                f"{self.gpu_type!r} is requested, but gpus is 0",
+                "set gpus, or remove gpu_type",
             )
         if self.gpu_type is not None and self.gpu_label is None:
-            yield Broken(
+            yield invalid(
                 ("gpu_type",),
-                f"{self.gpu_type!r}: no node label is known for {self.gpu_resource}; name it in"
-                " node_selector instead",
+                f"{self.gpu_type!r}: no node label is known for {self.gpu_resource}",
+                "name it in node_selector instead",
             )
 
-    def _fit(self, at: tuple[str, ...], limits: Resources) -> Iterator[Broken]:
+    def _fit(self, at: tuple[str, ...], limits: Resources) -> Iterator[Finding]:
         if limits.shm and limits.memory and parse(limits.shm) > parse(limits.memory):
-            yield Broken(
+            yield invalid(
                 (*at, "shm"),
-                f"{limits.shm} is more than memory {limits.memory}, which includes it; set it to at"
-                f" most {limits.memory}",
+                f"{limits.shm} is more than memory {limits.memory}, which includes it",
+                f"set it to at most {limits.memory}",
             )
         for name in ("cpu", "memory"):
             asked = getattr(limits.requests, name, None)
             limit = getattr(limits, name)
             if asked and limit and parse(asked) > parse(limit):
-                yield Broken(
+                yield invalid(
                     (*at, "requests", name),
-                    f"{asked} is more than the limit {limit}; set it to at most {limit}",
+                    f"{asked} is more than the limit {limit}",
+                    f"set it to at most {limit}",
                 )
         for name, amount in limits.extended.items():
             if parse(amount) % 1:
-                yield Broken(
+                yield invalid(
                     (*at, "extended", name),
-                    f"{amount} is not a whole number; Kubernetes counts extended resources in whole"
-                    " units",
+                    f"{amount} is not a whole number",
+                    "Kubernetes counts extended resources in whole units",
                 )
             if name == limits.gpu_resource:
-                yield Broken(
-                    (*at, "extended", name), f"{name} is counted by gpus; set that instead"
+                yield invalid(
+                    (*at, "extended", name), f"{name} is counted by gpus", "set that instead"
                 )
 
 
@@ -351,25 +362,27 @@ class Volume(Part):
         """The name of the one source that is given: pvc, host_path, ..."""
         return next(name for name in _SOURCES if getattr(self, name) is not None)
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """Exactly one source, a path inside the volume, no name or mount that is taken."""
         sources = [name for name in _SOURCES if getattr(self, name) is not None]
         if len(sources) != 1:
             names = " and ".join(sources) or "no source"
-            yield Broken((), f"{names} given; write exactly one of {', '.join(_SOURCES)}")
+            yield invalid((), f"{names} given", f"write exactly one of {', '.join(_SOURCES)}")
         if self.sub_path is not None:
             parts = self.sub_path.split("/")
             if not self.sub_path or not parts[0] or ".." in parts:
-                yield Broken(
+                yield invalid(
                     ("sub_path",),
-                    f"{self.sub_path!r} is not a folder inside the volume; write it without a"
-                    " leading '/' and without '..'",
+                    f"{self.sub_path!r} is not a folder inside the volume",
+                    "write it without a leading '/' and without '..'",
                 )
         if self.name == SHM_VOLUME:
-            yield Broken(
-                ("name",), f"{self.name!r} is the name of /dev/shm's volume; choose another"
+            yield invalid(
+                ("name",), f"{self.name!r} is the name of /dev/shm's volume", "choose another"
             )
         if self.mount in ("/", "/dev/shm"):  # noqa: S108 - a mount point, not a temporary file
-            yield Broken(
-                ("mount",), f"{self.mount!r} cannot be mounted over; for /dev/shm set resources.shm"
+            yield invalid(
+                ("mount",),
+                f"{self.mount!r} cannot be mounted over",
+                "for /dev/shm set resources.shm",
             )

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import AfterValidator
 
 from k8sjob.contract import RUNTIME_HOME
-from k8sjob.spec.base import FROZEN_EMPTY, Broken, FrozenMap, Part, doc, refuse
+from k8sjob.findings import invalid
+from k8sjob.spec.base import FROZEN_EMPTY, FrozenMap, Part, doc, refuse
 from k8sjob.spec.values import Duration, EnvName, ObjectName, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from k8sjob.findings import Finding
 
 _OPERATOR: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
@@ -48,25 +51,25 @@ def started_by(line: str) -> dict[str, Any]:
 
 def _script(value: str) -> str:
     if not value or value.startswith("-") or not value.isprintable():
-        refuse(f"{value!r} is not a script; write its path inside the image, such as main.py")
+        refuse(f"{value!r} is not a script", "write its path inside the image, such as main.py")
     started = started_by(value)
     is_line = started.keys() != {"command"} or started["command"][0] in _LAUNCHERS
     if is_line and started != {"script": value}:
         from k8sjob.yamldoc import flow  # noqa: PLC0415 - YAML is not needed for specs from Python
 
         fields = " and ".join(f"{field}: {flow(argument)}" for field, argument in started.items())
-        refuse(f"{value!r} is a command line; write {fields}")
+        refuse(f"{value!r} is a command line", f"write {fields}")
     if ".." in value.split("/"):
         refuse(
-            f"{value!r} is outside image.context, the folder that is copied to /app; set"
-            " image.context to a folder that contains the script, and write the path inside it"
+            f"{value!r} is outside image.context, the folder that is copied to /app",
+            "set image.context to a folder that contains the script, and write the path inside it",
         )
     return value
 
 
 def _module(value: str) -> str:
     if not all(part.isidentifier() for part in value.split(".")):
-        refuse(f"{value!r} is not a module; write its dotted name, such as pkg.train")
+        refuse(f"{value!r} is not a module", "write its dotted name, such as pkg.train")
     return value
 
 
@@ -78,11 +81,11 @@ class EnvFrom(Part):
         "A ConfigMap in the job's namespace.", "training-settings", default=None
     )
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """Exactly one source."""
         if (self.secret is None) == (self.config_map is None):
             count = "both are" if self.secret else "neither is"
-            yield Broken((), f"secret and config_map: {count} given; write exactly one")
+            yield invalid((), f"secret and config_map: {count} given", "write exactly one")
 
 
 class Run(Part):
@@ -131,37 +134,38 @@ class Run(Part):
         default=None,
     )
 
-    def rules(self) -> Iterator[Broken]:
+    def rules(self) -> Iterator[Finding]:
         """Exactly one thing to start, no variable that would be overridden."""
         names = ("script", "module", "command")
         starts = [name for name in names if getattr(self, name) is not None]
         if len(starts) != 1:
             named = " and ".join(starts) or "none is"
-            yield Broken((), f"{named} given; write exactly one of script, module and command")
+            yield invalid((), f"{named} given", "write exactly one of script, module and command")
         if self.command is not None and not (self.command and self.command[0]):
-            yield Broken(("command",), "the command is empty; write the program and its arguments")
+            yield invalid(
+                ("command",), "the command is empty", "write the program and its arguments"
+            )
         if self.command is not None and self.local_rank_arg is not None:
-            yield Broken(
+            yield invalid(
                 ("local_rank_arg",),
                 f"{self.local_rank_arg!r} is added by k8sjob's agent, which does not start a"
-                " command; use script or module, or leave it out",
+                " command",
+                "use script or module, or leave it out",
             )
         for name in ("rendezvous_timeout", "collective_timeout"):
             if not getattr(self, name):
-                yield Broken((name,), "0s leaves no time; write a duration, such as 10m")
+                yield invalid((name,), "0s leaves no time", "write a duration, such as 10m")
         for name, value in self.env.items():
-            message = self._reserved(name, value)
-            if message:
-                yield Broken(("env", name), message)
+            if reason := self._reserved(name, value):
+                yield invalid(("env", name), *reason)
 
-    def _reserved(self, name: str, value: str) -> str:
+    def _reserved(self, name: str, value: str) -> tuple[str, str] | None:
+        """Why a job cannot set a variable, and the next step; None: it can."""
         if name in _OPERATOR or name.startswith("PET_"):
-            return f"{value!r} would be overridden: the job's controller sets {name}; remove it"
+            return f"{value!r} would be overridden: the job's controller sets {name}", "remove it"
         if name in _AGENT or name.startswith("K8SJOB_"):
-            return f"{value!r} would be overridden: k8sjob sets {name} itself; remove it"
+            return f"{value!r} would be overridden: k8sjob sets {name} itself", "remove it"
         if name == "PYTHONPATH" and not self.command and RUNTIME_HOME not in value.split(":"):
-            return (
-                f"{value!r} would hide k8sjob's runtime; write"
-                f" {':'.join(part for part in (RUNTIME_HOME, value) if part)!r}"
-            )
-        return ""
+            path = ":".join(part for part in (RUNTIME_HOME, value) if part)
+            return f"{value!r} would hide k8sjob's runtime", f"write {path!r}"
+        return None

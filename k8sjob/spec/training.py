@@ -15,13 +15,13 @@ from k8sjob.strategies import GONE, STRATEGIES, pattern_error
 
 def _backend(value: Any) -> Any:
     if isinstance(value, str) and value in GONE:
-        refuse(f"{value!r} {GONE[value]}; use gloo on CPUs or nccl on GPUs")
+        refuse(f"{value!r} {GONE[value]}", "use gloo on CPUs or nccl on GPUs")
     return value
 
 
 def _pattern(value: str) -> str:
     if why := pattern_error(value):
-        refuse(f"{seen(value)} is not a regular expression: {why}", [re.escape(value)])
+        refuse(f"{seen(value)} is not a regular expression: {why}", meant=[re.escape(value)])
     return value
 
 
@@ -32,7 +32,9 @@ def _check_once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     named = [axis for axis in axes if axis is not None]
     if len(set(named)) < len(named):
         once = [axis if axis not in axes[:at] else None for at, axis in enumerate(axes)]
-        refuse(f"{list(axes)} names an axis twice; a tensor is divided along each once", [once])
+        refuse(
+            f"{list(axes)} names an axis twice; a tensor is divided along each once", meant=[once]
+        )
     return axes
 
 
@@ -43,7 +45,7 @@ def _every(value: Any) -> Any:
     steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     if value != "epoch" and not steps:
         message = f"{seen(value)} is neither epoch nor a number of optimizer steps"
-        refuse(message, [])
+        refuse(message, meant=[])
     return value
 
 
@@ -212,8 +214,8 @@ class Checkpoint(Part):
 def _server(value: str) -> str:
     if not re.fullmatch(r"https?://[^\s@]+", value) and value != "databricks":
         refuse(
-            f"{redacted(value)!r} is not the http(s) URL of a tracking server without credentials;"
-            " give those as MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN by run.env_from"
+            f"{redacted(value)!r} is not the http(s) URL of a tracking server without credentials",
+            "give those as MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN by run.env_from",
         )
     return value
 

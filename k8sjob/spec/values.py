@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Strict, WithJsonSchema
 
-from k8sjob.errors import field_path
+from k8sjob.findings import field_path
 from k8sjob.kube.quantity import MAX, canonical, parse
 from k8sjob.spec.base import refuse, seen
 
@@ -35,7 +35,9 @@ _REPOSITORY = re.compile(_PATH)
 _REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
-def matching(pattern: re.Pattern[str], form: str, longest: int | None = None) -> AfterValidator:
+def matching(
+    pattern: re.Pattern[str], form: str, longest: int | None = None, *, next_step: str = ""
+) -> AfterValidator:
     """A validator of texts that match a pattern as a whole and have at most `longest` characters.
 
     `form` says in the message what the text is not, and its form.
@@ -43,7 +45,7 @@ def matching(pattern: re.Pattern[str], form: str, longest: int | None = None) ->
 
     def check(value: str) -> str:
         if not pattern.fullmatch(value) or (longest is not None and len(value) > longest):
-            refuse(f"{value!r} is not {form}")
+            refuse(f"{value!r} is not {form}", next_step)
         return value
 
     return AfterValidator(check)
@@ -55,15 +57,16 @@ def _text(value: Any) -> Any:
         # YAML 1.1 reads on, off, yes and no as booleans: what was meant can no longer be known.
         word = "true" if value else "false"
         refuse(
-            f"{word} is a boolean, not text; YAML also reads on, off, yes and no as booleans, so"
-            f' quote it: "{word}" or "{"on" if value else "off"}"'
+            f"{word} is a boolean, not text",
+            "YAML also reads on, off, yes and no as booleans, so"
+            f' quote it: "{word}" or "{"on" if value else "off"}"',
         )
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
         return getattr(value, "text", None) or repr(value)
     if value is None:
-        refuse('null is not text; write "" for an empty value, or remove the key')
+        refuse("null is not text", 'write "" for an empty value, or remove the key')
     return value
 
 
@@ -72,7 +75,7 @@ def check_text(value: str) -> str:
     if "\0" in value:
         refuse(f"{value!r} has a NUL character, which no environment or argument can carry")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        refuse(f"{value!a} has half a surrogate pair, which is not text; remove it")
+        refuse(f"{value!a} has half a surrogate pair, which is not text", "remove it")
     return value
 
 
@@ -83,7 +86,8 @@ def _job_name(value: str) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
         refuse(
             f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', starting with a"
-            f" letter and not ending with '-'" + (f"; for example {name!r}" if name else "")
+            " letter and not ending with '-'",
+            f"for example {name!r}" if name else "",
         )
     return value
 
@@ -132,7 +136,7 @@ def is_repository(reference: str) -> bool:
 
 def _absolute(value: str) -> str:
     if not value.startswith("/"):
-        refuse(f"{value!r} is not an absolute path", [f"/{value.removeprefix('./')}"])
+        refuse(f"{value!r} is not an absolute path", meant=[f"/{value.removeprefix('./')}"])
     if ".." in value.split("/") or ":" in value:
         refuse(f"{value!r} contains '..' or ':', which a path in a container cannot")
     return value.rstrip("/") or "/"
@@ -178,8 +182,9 @@ LabelValue = Annotated[
     matching(
         re.compile(f"(?:{_QUALIFIED.pattern})?"),
         f"a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.', starting and ending"
-        " with a letter or digit; use annotations for any other text",
+        " with a letter or digit",
         MAX_NAME,
+        next_step="use annotations for any other text",
     ),
     BeforeValidator(_text),
     _WRITTEN,
@@ -211,7 +216,7 @@ def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                refuse(f"the key {key!r}{where} is not text; quote it")
+                refuse(f"the key {key!r}{where} is not text", "quote it")
             check_text(key)
         return {key: _copy(item, (*at, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -221,7 +226,7 @@ def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if not isinstance(value, float) or not math.isfinite(value):
-        refuse(f"{value!r}{where} is not JSON; write text, numbers, booleans, lists, mappings")
+        refuse(f"{value!r}{where} is not JSON", "write text, numbers, booleans, lists, mappings")
     return float(value)
 
 
@@ -243,13 +248,14 @@ def _quantity(value: Any) -> str:
     except ValueError:
         number = None
     if number is None:
-        refuse(f"{seen(value)} is not a quantity", [])
+        refuse(f"{seen(value)} is not a quantity", meant=[])
     if number < 0:
         refuse(
-            f"{seen(value)} is negative", [text.lstrip("-") if isinstance(value, str) else -value]
+            f"{seen(value)} is negative",
+            meant=[text.lstrip("-") if isinstance(value, str) else -value],
         )
     if number >= MAX:
-        refuse(f"{seen(value)} is more than any node has", [])
+        refuse(f"{seen(value)} is more than any node has", meant=[])
     return canonical(text)
 
 
@@ -257,10 +263,10 @@ def _cpu(value: Any) -> str:
     text = _quantity(value)
     cores = parse(text)
     if not cores:
-        refuse(f"{seen(value)} requests no CPU; leave cpu out for no limit, or write at least 1m")
+        refuse(f"{seen(value)} requests no CPU", "leave cpu out for no limit, or write at least 1m")
     if cores % Decimal("0.001"):
         whole = f"{int(cores * 1000) + 1}m"
-        refuse(f"{seen(value)} is finer than a thousandth of a core", [whole])
+        refuse(f"{seen(value)} is finer than a thousandth of a core", meant=[whole])
     return text
 
 
@@ -270,10 +276,11 @@ def _memory(value: Any) -> str:
     if size % 1:
         meant = f"{(size * 1000).normalize():f}Mi"
         refuse(
-            f"{seen(value)} is {size.normalize():f} bytes, since 'm' means a thousandth", [meant]
+            f"{seen(value)} is {size.normalize():f} bytes, since 'm' means a thousandth",
+            meant=[meant],
         )
     if 0 < size < 10**6:
-        refuse(f"{seen(value)} is {size:f} bytes, less than 1M; write {size:f}Mi or {size:f}Gi")
+        refuse(f"{seen(value)} is {size:f} bytes, less than 1M", f"write {size:f}Mi or {size:f}Gi")
     return text
 
 
@@ -323,7 +330,7 @@ def parse_duration(value: Any) -> int:
             seconds = sum(int(number[:20]) * unit for number, unit in parts if number)
     if not 0 <= seconds <= _MAX_SECONDS:
         message = f"{seen(value)} is not a duration, such as 90s, 10m, 1h30m or 2d"
-        refuse(f"{message}; at most {_MAX_SECONDS}s" if seconds > 0 else message, [])
+        refuse(message, f"at most {_MAX_SECONDS}s" if seconds > 0 else "", meant=[])
     return seconds
 
 

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.errors import field_path
 from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
 
@@ -150,7 +149,7 @@ def type_problems(wrong: list[WrongType]) -> Iterator[Finding]:
     """Each field of a wrong type."""
     step = "correct it, a cluster would refuse the manifest"
     for path, value, expected in wrong:
-        yield invalid(field_path(path), f"{shown(value)} is not {expected}; {step}")
+        yield invalid(path, f"{shown(value)} is not {expected}", step)
 
 
 def shown(value: Any) -> str:

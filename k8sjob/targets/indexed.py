@@ -13,7 +13,6 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, JOB_UID_ENV, ExitCode, Role, counted
-from k8sjob.errors import field_path
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
@@ -31,9 +30,8 @@ from k8sjob.targets.field_types import ABOUT, shape, type_problems
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.pod_security import FieldPath
     from k8sjob.spec import JobSpec
 
 NODE: Final = "node"
@@ -114,36 +112,36 @@ class Indexed(Target):
         longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
         if self.child_name and len(longest) > _MAX_NAME:
             yield invalid(
-                "name",
+                ("name",),
                 f"{spec.name!r} has {len(spec.name)} characters, and target {self.name} calls Pods"
-                f" {longest}, which must fit {_MAX_NAME}; use at most"
-                f" {_MAX_NAME - len(longest) + len(spec.name)}",
+                f" {longest}, which must fit {_MAX_NAME}",
+                f"use at most {_MAX_NAME - len(longest) + len(spec.name)}",
             )
         if spec.resources.master is not None:
-            yield self._lacks("resources.master", "all its Pods are identical")
+            yield self._lacks(("resources", "master"), "all its Pods are identical")
         if spec.gang is not None:
-            yield self._lacks("gang", self.no_gang)
+            yield self._lacks(("gang",), self.no_gang)
         if spec.policy.clean_pod_policy != "Running":
             why = "Pods that run when it ends are always deleted, and those that have ended stay"
-            yield self._lacks("policy.clean_pod_policy", f"{why} until the job is deleted")
+            yield self._lacks(("policy", "clean_pod_policy"), f"{why} until the job is deleted")
         if spec.policy.restart_policy == "Always":
-            yield self._lacks("policy.restart_policy", "its Pods have OnFailure or Never")
+            yield self._lacks(("policy", "restart_policy"), "its Pods have OnFailure or Never")
         if spec.kueue_queue and PODSET_GROUP in spec.annotations:
             why = "Kueue refuses a group of one Pod template"
-            yield self._lacks(field_path(("annotations", PODSET_GROUP)), why)
+            yield self._lacks(("annotations", PODSET_GROUP), why)
 
-    def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Finding:
+    def _lacks(self, path: FieldPath, why: str, having: str = "pytorchjob") -> Finding:
         step = f"remove it, or use target {having}"
-        return invalid(field, f"target {self.name} does not have it: {why}; {step}")
+        return invalid(path, f"target {self.name} does not have it: {why}", step)
 
     def remarks(self, spec: JobSpec) -> Iterator[Finding]:
         """That OnFailure loses the output of a job that fails."""
         if spec.policy.restart_policy == "OnFailure":
             yield invalid(
-                "policy.restart_policy",
+                ("policy", "restart_policy"),
                 f"with OnFailure, a {self.kind} that fails deletes its pods, so why and logs cannot"
-                " show the cause afterwards; leave it out, and each restart gets a new pod, and"
-                " failed pods stay",
+                " show the cause afterwards",
+                "leave it out, and each restart gets a new pod, and failed pods stay",
             )
 
     def runtime_policy(self, spec: JobSpec) -> str:
@@ -206,11 +204,11 @@ class Indexed(Target):
         if problems:
             return
         if not Object(manifest).name:
-            message = "the job has no name; give it one, also in place of a generateName"
-            yield invalid("metadata.name", message)
+            step = "give it one, also in place of a generateName"
+            yield invalid(("metadata", "name"), "the job has no name", step)
         if (version := manifest.get("apiVersion")) != self.api_version:
             message = f"{version!r} is not {self.api_version!r}, the only version that k8sjob knows"
-            yield invalid("apiVersion", f"{message}; convert the manifest to that")
+            yield invalid(("apiVersion",), message, "convert the manifest to that")
 
     def problems(self, manifest: Json) -> list[Finding]:
         """Whether it is one Indexed Job with as many Pods as its environment says."""
@@ -223,13 +221,12 @@ class Indexed(Target):
     def _job_problems(self, job: Job) -> Iterator[Finding]:
         spec, nodes = self._job(job), self._nodes(job)
         if spec.get("completionMode") != "Indexed":
-            message = "a replica's rank is its completion index; use Indexed"
-            yield invalid(field_path((*self.job_at, "completionMode")), message)
+            message = "a replica's rank is its completion index"
+            yield invalid((*self.job_at, "completionMode"), message, "use Indexed")
             return
         for key in ("completions", "parallelism"):
             if (count := spec.get(key, 1)) < 1:
-                message = f"{count} Pods cannot train; use 1 or more"
-                yield invalid(field_path((*self.job_at, key)), message)
+                yield invalid((*self.job_at, key), f"{count} Pods cannot train", "use 1 or more")
         yield from self._policy_problems(spec)
         jobs = job.at(*self.job_at[:-3]) if self.child_name else []
         master = self.variable(job, "MASTER_ADDR")
@@ -237,38 +234,37 @@ class Indexed(Target):
         network = (job.at(*self.job_at[:-4], "network") if jobs and domain else {}) or {}
         named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
         if named != domain:
-            message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
-            yield invalid(field_path((*self.job_at[:-4], "network")), message)
+            message = f"with this no Pod has the name {master}, which is MASTER_ADDR"
+            yield invalid((*self.job_at[:-4], "network"), message, "remove it")
         for index, part in list(enumerate(jobs))[1:]:
             message = f"{part.get('name')!r} is another replicated Job, and all Pods of the job are"
-            message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
-            yield invalid(field_path((*self.job_at[:-3], index)), message)
+            message += f" those of {jobs[0].get('name')!r}"
+            yield invalid((*self.job_at[:-3], index), message, "change that one, or remove it")
         if jobs and (copies := jobs[0].get("replicas", 1)) != 1:
             message = f"{copies} Jobs of {nodes} Pods, and the ranks are those of one Job"
-            message += "; set replicas in the job spec instead"
-            yield invalid(field_path((*self.job_at[:-2], "replicas")), message)
+            step = "set replicas in the job spec instead"
+            yield invalid((*self.job_at[:-2], "replicas"), message, step)
         world, each = self.variable(job, "WORLD_SIZE"), self.nproc_per_node(job)
         if world and each.isdecimal() and world != str(nodes * int(each)):
             message = (
                 f"{nodes} Pods with {counted(int(each), 'rank')} each, but WORLD_SIZE is {world}"
             )
-            message += "; set replicas in the job spec instead"
-            yield invalid(field_path(self.nodes_at or (*self.job_at, "completions")), message)
+            step = "set replicas in the job spec instead"
+            yield invalid(self.nodes_at or (*self.job_at, "completions"), message, step)
         if (at_once := spec.get("parallelism", 1)) != nodes:
             message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
-            message += f"; set it to {nodes}"
-            yield invalid(field_path((*self.job_at, "parallelism")), message)
+            yield invalid((*self.job_at, "parallelism"), message, f"set it to {nodes}")
 
     def _policy_problems(self, spec: Json) -> Iterator[Finding]:
         """A restart policy that no Job has, or none with a podFailurePolicy."""
         path = ("template", "spec", "restartPolicy")
-        policy, at = at_path(spec, *path), field_path((*self.job_at, *path))
+        policy, at = at_path(spec, *path), (*self.job_at, *path)
         if policy not in {None, "OnFailure", "Never"}:
-            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
-            yield invalid(at, message)
+            message = f"{policy!r} is not for the Pods of a Job"
+            yield invalid(at, message, "use OnFailure or Never")
         elif "podFailurePolicy" in spec and policy != "Never":
-            message = "a Job with a podFailurePolicy needs Never; for restarts in the Pod set"
-            yield invalid(at, f"{message} policy.restart_policy in the job spec to OnFailure")
+            step = "for restarts in the Pod set policy.restart_policy in the job spec to OnFailure"
+            yield invalid(at, "a Job with a podFailurePolicy needs Never", step)
 
     def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""

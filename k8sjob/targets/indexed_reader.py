@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
 from k8sjob.targets.api import Authored, Job
@@ -79,10 +79,10 @@ class IndexedReader:
         candidates = pod.get("containers") or []
         trains = training(candidates)
         if not trains.get("image"):
-            at = field_path((*self.target.job_at, "template", "spec", "containers"))
+            at = (*self.target.job_at, "template", "spec", "containers")
             names = [container.get("name") for container in candidates]
-            message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}; give that name"
-            raise SpecError([invalid(at, f"{message} to the one that trains")])
+            message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}"
+            raise SpecError([invalid(at, message, "give that name to the one that trains")])
         called = self.target.container_name
         old, trains["name"] = trains.get("name"), called
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
-from k8sjob.errors import field_path
+from k8sjob.findings import field_path
 from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.api import Job
@@ -22,8 +22,8 @@ from k8sjob.targets.trainjob import TrainJob, TrainJobReader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from k8sjob.findings import FieldPath
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.pod_security import FieldPath
     from k8sjob.targets.api import Companion, Made, ManifestReader, RoleReplicas, Target
 
 DEFAULT: Final[Target] = PyTorchJob()

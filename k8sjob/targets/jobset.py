@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
@@ -126,7 +126,7 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     path = (*at, "replicatedJobs")
     parts = spec.get("replicatedJobs") or []
     if not parts:
-        raise SpecError([invalid(field_path(path), "no replicated Jobs; add one")])
+        raise SpecError([invalid(path, "no replicated Jobs", "add one")])
     parts.sort(key=lambda part: not any(word in part.get("name", "") for word in _LEADING))
     network = (spec.get("network") or {}).pop("subdomain", name)
     nodes = 0
@@ -137,8 +137,8 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
         replicas, pods = part.pop("replicas", 1), of_job.get("completions") or 1
         old = part.get("name", "")
         if replicas > 1 and pods > 1:
-            message = f"{replicas} Jobs of {pods} Pods each have no single rank; use one of them"
-            problems.append(invalid(field_path((*path, old)), message))
+            message = f"{replicas} Jobs of {pods} Pods each have no single rank"
+            problems.append(invalid((*path, old), message, "use one of them"))
         moves.append((f"{name}-{old}-{'#-0' if replicas > 1 else '0-#'}.{network}", nodes))
         of_job.setdefault("completionMode", "Indexed")
         of_job["parallelism"] = replicas if replicas > 1 else of_job.get("parallelism") or pods
@@ -184,8 +184,7 @@ def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Fin
     for part in parts[1:]:
         for where in differing(first, _alike(part), (*path, part.get("name", ""))):
             message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
-            message += "; make them alike, or keep the manifest"
-            yield invalid(field_path(where), message)
+            yield invalid(where, message, "make them alike, or keep the manifest")
 
 
 def _alike(part: Json) -> Json:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import field_path
 from k8sjob.findings import Finding
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.contract import Role
+    from k8sjob.findings import FieldPath
     from k8sjob.targets.api import Target
-    from k8sjob.yamldoc import FieldPath
 
 _SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "env"})
 _PYTHON: Final = re.compile(r"(pypy|python)\d*(\.\d+)?")
@@ -133,11 +132,11 @@ class ManifestJob:
     @cached_property
     def refusals(self) -> Sequence[Finding]:
         """Why the operator's webhook would refuse it, apart from wrong types."""
-        typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
+        typed_wrong = [wrong.path for wrong in self.wrong]
         return [
             problem
             for problem in self.target.problems(self.data)
-            if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
+            if not any(problem.path[: len(path)] == path for path in typed_wrong)
         ]
 
     @cached_property
@@ -238,8 +237,3 @@ def launcher_flags(container: ManifestContainer) -> dict[str, str]:
             value = next(arguments, "")
         flags[name.lstrip("-").replace("-", "_")] = value
     return flags
-
-
-def _brackets(field: str) -> str:
-    """A field of the webhook, `pytorchReplicaSpecs[Master]`, as others are written."""
-    return re.sub(r"\[(\D[^\]]*+)(?:\]|$)", r".\1", field)

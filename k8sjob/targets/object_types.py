@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import field_path
+from k8sjob.findings import field_path
 from k8sjob.targets.field_types import fit, shape, shown, tables
 from k8sjob.targets.jobs import TARGETS
 

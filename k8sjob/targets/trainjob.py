@@ -21,7 +21,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
@@ -114,13 +114,13 @@ class TrainJob(Indexed):
         kinds = "pytorchjob, job or jobset"
         if spec.replicas.elastic is not None:
             why = "Trainer has one number of nodes, and injects it as PET_NNODES"
-            yield self._lacks("replicas.elastic", why, kinds)
+            yield self._lacks(("replicas", "elastic"), why, kinds)
         if spec.policy.ttl_after_finished is not None:
             why = "only its JobSet could have one, and a TrainJob that failed would run again then"
-            yield self._lacks("policy.ttl_after_finished", why, kinds)
+            yield self._lacks(("policy", "ttl_after_finished"), why, kinds)
         if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
             why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
-            yield self._lacks("run.command", why, kinds)
+            yield self._lacks(("run", "command"), why, kinds)
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The typed fields of a job, or of a runtime by itself."""
@@ -158,28 +158,35 @@ class TrainJob(Indexed):
         """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
         yield from super().basic_problems(manifest)
         if _OVERRIDES in Object(manifest).spec:
-            message = "Trainer 2.3 no longer has it; move its fields into the Pod template"
-            yield invalid(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
+            step = "move its fields into the Pod template of the runtime, or to runtimePatches"
+            yield invalid(("spec", _OVERRIDES), "Trainer 2.3 no longer has it", step)
 
     def job_problems(self, job: Job) -> list[Finding]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
         trainer, node = _trainer(job), training(_containers(super()._job(job)))
-        at = field_path((*self.job_at, "template", "spec", "containers"))
-        taken: list[str] = [key for key in ("image", "command", "args", "resources") if key in node]
+        at = (*self.job_at, "template", "spec", "containers", NODE)
+        taken: list[tuple[str, ...]] = [
+            (key,) for key in ("image", "command", "args", "resources") if key in node
+        ]
         names = {variable.get("name") for variable in trainer.get("env") or ()}
         below = (variable.get("name") for variable in node.get("env") or ())
-        taken += [f"env.{name}" for name in below if name in names]
-        message = "spec.trainer has another value, which takes precedence; set it in the job spec"
+        taken += [("env", name) for name in below if name in names]
+        message = "spec.trainer has another value, which takes precedence"
         reference = job.part("spec", "runtimeRef")
         kind, name = reference.get("kind"), reference.get("name")
         another = (kind, name) != ("TrainingRuntime", job.name)
-        why = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
+        why = f"{kind} {name} is not the job's own TrainingRuntime"
+        step = "change that in overlay.runtime"
         unnamed = job.at("runtime", "metadata", "name") != job.name
         return [
             *super().job_problems(job),
-            *([invalid("spec.runtimeRef", why)] if another else ()),
-            *([invalid("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
-            *(invalid(f"{at}[{NODE}].{key}", message) for key in taken),
+            *([invalid(("spec", "runtimeRef"), why, step)] if another else ()),
+            *(
+                [invalid(("runtime", "metadata", "name"), "it is the job's", "keep it")]
+                if unnamed
+                else ()
+            ),
+            *(invalid((*at, *field), message, "set it in the job spec") for field in taken),
         ]
 
     def minimal(self, name: str, pod: Json) -> Job:
@@ -277,24 +284,31 @@ class TrainJobReader(IndexedReader):
         reference = spec.get("runtimeRef") or {}
         kind, name = reference.get("kind") or _KIND, reference.get("name")
         if not name:
-            raise SpecError([invalid("spec.runtimeRef.name", "no runtime is named; add its name")])
+            raise SpecError(
+                [invalid(("spec", "runtimeRef", "name"), "no runtime is named", "add its name")]
+            )
         if kind not in (_KIND, "TrainingRuntime"):
-            message = f"{kind!r} is not a runtime of Trainer's; use TrainingRuntime or {_KIND}"
-            raise SpecError([invalid("spec.runtimeRef.kind", message)])
+            message, step = (
+                f"{kind!r} is not a runtime of Trainer's",
+                f"use TrainingRuntime or {_KIND}",
+            )
+            raise SpecError([invalid(("spec", "runtimeRef", "kind"), message, step)])
         runtimes = [doc for doc in documents if (doc.get("kind"), Object(doc).name) == (kind, name)]
         if not runtimes:
-            message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
-            step = f"kubectl get {kind.lower()} {shlex.quote(str(name))} -o yaml"
-            raise SpecError([invalid("spec.runtimeRef", f"{message} {step}")])
+            message = f"the {kind} {name} is not in the file, and the Pods are in it"
+            step = f"add it: kubectl get {kind.lower()} {shlex.quote(str(name))} -o yaml"
+            raise SpecError([invalid(("spec", "runtimeRef"), message, step)])
         if runtimes[1:]:
-            message = f"the file has {len(runtimes)} {kind}s {name}; keep the intended one"
-            raise SpecError([invalid("spec.runtimeRef", message)])
+            message = f"the file has {len(runtimes)} {kind}s {name}"
+            raise SpecError([invalid(("spec", "runtimeRef"), message, "keep the intended one")])
         runtime = copy.deepcopy(runtimes[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
-            raise SpecError([replace(p, field=f"runtime.{p.field}") for p in problems])
+            raise SpecError([replace(p, path=("runtime", *p.path)) for p in problems])
         if (version := runtime.get("apiVersion")) != TrainJob.api_version:
             message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
-            raise SpecError([invalid("runtime.apiVersion", f"{message} knows; convert the {kind}")])
+            raise SpecError(
+                [invalid(("runtime", "apiVersion"), f"{message} knows", f"convert the {kind}")]
+            )
         job_name = Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if (kind, name) == ("TrainingRuntime", job_name) else [became]

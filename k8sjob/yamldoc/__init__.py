@@ -3,7 +3,6 @@
 from k8sjob.yamldoc.reading import (
     JOB_FILE,
     Document,
-    FieldPath,
     WrittenFloat,
     content,
     job_file,
@@ -18,7 +17,6 @@ from k8sjob.yamldoc.writing import dump, flow, scalar
 __all__ = [
     "JOB_FILE",
     "Document",
-    "FieldPath",
     "WrittenFloat",
     "content",
     "dump",

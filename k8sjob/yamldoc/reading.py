@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
-from k8sjob.errors import SpecError, field_path
-from k8sjob.findings import invalid
+from k8sjob.errors import SpecError
+from k8sjob.findings import FieldPath, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,6 @@ _MAX_COMPOSED: Final = 2 * MAX_NODES + 1
 """Most keys and values in one file: a document of MAX_NODES values, each with a key."""
 _TOO_MANY: Final = f"more than {MAX_NODES} values with its aliases expanded"
 
-FieldPath = tuple[str | int, ...]
 Place = tuple[int, int]
 """Line and column, both from 1."""
 
@@ -112,18 +111,18 @@ class Document:
                     return table[at]
         return self.line, min(self.line, 1)
 
-    def refuse(self, path: FieldPath, message: str) -> SpecError:
+    def refuse(self, path: FieldPath, message: str, next_step: str) -> SpecError:
         """The error that says this of one field."""
         line, column = self.place(path)
-        return SpecError(
-            [invalid(field_path(path), message, line=line, column=column)], self.source
-        )
+        problem = invalid(path, message, next_step, line=line, column=column)
+        return SpecError([problem], self.source)
 
 
 class _Refused(yaml.MarkedYAMLError):
     """The error for what this module refuses beyond YAML's own rules."""
 
-    def __init__(self, message: str, mark: yaml.Mark) -> None:
+    def __init__(self, message: str, mark: yaml.Mark, next_step: str = "") -> None:
+        self.next_step = next_step
         super().__init__(problem=message, problem_mark=mark)
 
 
@@ -229,7 +228,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             self.values[path] = _place(node.start_mark)
             return _scalar_value(node)
-        raise _Refused(f"the tag {node.tag!r} is not supported; remove it", node.start_mark)
+        raise _Refused(f"the tag {node.tag!r} is not supported", node.start_mark, "remove it")
 
 
 def _place(mark: yaml.Mark) -> Place:
@@ -243,14 +242,14 @@ def _key(node: yaml.Node) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(node.value)
     shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-    raise _Refused(f"{shown} cannot be a key; quote it if it is text", node.start_mark)
+    raise _Refused(f"{shown} cannot be a key", node.start_mark, "quote it if it is text")
 
 
 def _scalar_value(node: yaml.ScalarNode) -> Any:
     text: str = node.value
     tag = node.tag.removeprefix(_TAG)
     if tag not in ("str", *_IMPLICIT):
-        raise _Refused(f"the tag {tag!r} is not supported; remove it", node.start_mark)
+        raise _Refused(f"the tag {tag!r} is not supported", node.start_mark, "remove it")
     if tag in ("str", "merge"):
         # JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart.
         if not text.isascii():
@@ -306,8 +305,9 @@ def refuse_template(text: str | bytes, source: str = "") -> None:
     if match := _PLACEHOLDER.search(manifest):
         part, line = match["line"] or match["part"], manifest.count("\n", 0, match.end()) + 1
         step = "`helm template`" if part.startswith("{{") else "such as by `envsubst < FILE`"
-        message = f"{part}: this is a template that is not filled in; fill it in first, {step}"
-        raise SpecError([invalid("", message, line=line, column=1)], source)
+        message = f"{part}: this is a template that is not filled in"
+        problem = invalid((), message, f"fill it in first, {step}", line=line, column=1)
+        raise SpecError([problem], source)
 
 
 def parse(text: str | bytes, source: str = "") -> Document:
@@ -327,11 +327,9 @@ def only(documents: list[Document], source: str = "") -> Document:
     """
     if len(documents) > 1:
         line = documents[1].line
-        message = (
-            f"a second document starts in line {line}; one file describes one job, so move it to"
-            " another file"
-        )
-        raise SpecError([invalid("", message, line=line, column=1)], source)
+        message = f"a second document starts in line {line}"
+        step = "one file describes one job, so move it to another file"
+        raise SpecError([invalid((), message, step, line=line, column=1)], source)
     return documents[0] if documents else Document(None, source)
 
 
@@ -347,13 +345,15 @@ def parse_all(text: str | bytes, source: str = "") -> list[Document]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = _place(mark) if mark else (0, 0)
-        raise SpecError([invalid("", _plain(error), line=line, column=column)], source) from None
+        problem = invalid((), *_plain(error), line=line, column=column)
+        raise SpecError([problem], source) from None
     except yaml.reader.ReaderError as error:
         before = decoded[: error.position]
         line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
         char = ascii(chr(error.character))
-        message = f"the character {char} is not allowed in YAML; write it as an escape in quotes"
-        raise SpecError([invalid("", message, line=line, column=column)], source) from None
+        message = f"the character {char} is not allowed in YAML"
+        step = "write it as an escape in quotes"
+        raise SpecError([invalid((), message, step, line=line, column=column)], source) from None
 
 
 def _documents(text: str, source: str) -> Iterator[Document]:
@@ -372,42 +372,54 @@ def _documents(text: str, source: str) -> Iterator[Document]:
 
 def _decode(text: str | bytes, source: str) -> str:
     if len(text) > MAX_BYTES:
-        message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object; specify another file"
-        raise SpecError([invalid("", message)], source)
+        message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object"
+        raise SpecError([invalid((), message, "specify another file")], source)
     if isinstance(text, str):
         return text.removeprefix("\ufeff")
     try:
         return text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
-        message = f"byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        message, step = f"byte 0x{text[error.start]:02x} is not UTF-8", "save the file as UTF-8"
         if text.startswith(b"PK\3\4"):
-            message = "an archive, such as a job's record, which status, logs and why read"
-        raise SpecError([invalid("", message, line=line)], source) from None
+            message, step = (
+                "an archive, such as a job's record, which status, logs and why read",
+                "",
+            )
+        raise SpecError([invalid((), message, step, line=line)], source) from None
 
 
-def _plain(error: yaml.MarkedYAMLError) -> str:
-    """The message of a YAML error, with how to correct it."""
+_PLAIN: Final = {
+    "mapping values are not allowed here": (
+        "an unexpected ':'",
+        "check the indentation, or quote the text if the ':' belongs to it",
+    ),
+    "could not find expected ':'": (
+        "a line without 'key: value'",
+        "check the indentation, or quote text that spans lines",
+    ),
+    "found unexpected end of stream": ("a quote is never closed", ""),
+    "expected ',' or": ("a bracket is never closed, or a ',' is missing", ""),
+    "expected the node content, but found '<stream end>'": ("a bracket is never closed", ""),
+    "found undefined alias": (
+        "an alias (*name) without its anchor (&name)",
+        "quote a text that starts with '*'",
+    ),
+    "second occurrence": ("a duplicate anchor (&name)", "give each another name"),
+    "expected <block end>, but found": (
+        "this does not belong here",
+        "align it with the lines around it, or quote the whole text",
+    ),
+}
+"""How a message of PyYAML begins -> what is wrong for the file's author, and the next step."""
+
+
+def _plain(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    """What is wrong in the words of the file's author, and the next step."""
     problem = error.problem or "not YAML"
     if isinstance(error, _Refused):
-        return problem
+        return problem, error.next_step
     if "'\\t'" in problem:
-        return "a tab; indent YAML with spaces"
-    corrections = {
-        "mapping values are not allowed here": "an unexpected ':'; check the indentation,"
-        " or quote the text if the ':' belongs to it",
-        "could not find expected ':'": "a line without 'key: value'; check the indentation,"
-        " or quote text that spans lines",
-        "found unexpected end of stream": "a quote is never closed",
-        "expected ',' or": "a bracket is never closed, or a ',' is missing",
-        "expected the node content, but found '<stream end>'": "a bracket is never closed",
-        "found undefined alias": "an alias (*name) without its anchor (&name); quote a text that"
-        " starts with '*'",
-        "second occurrence": "a duplicate anchor (&name); give each another name",
-        "expected <block end>, but found": "this does not belong here; align it with the"
-        " lines around it, or quote the whole text",
-    }
-    for begin, words in corrections.items():
-        if problem.startswith(begin):
-            return words
-    return f"not YAML: {problem}"
+        return "a tab", "indent YAML with spaces"
+    plain = (texts for begin, texts in _PLAIN.items() if problem.startswith(begin))
+    return next(plain, (f"not YAML: {problem}", ""))

@@ -86,18 +86,18 @@ def test_a_job_inside_of_another_object_is_named_with_its_place(tmp_path):
 
 @pytest.mark.parametrize("text", ["\n---\n".join(JOB.replace("NAME", name) for name in "ab")])
 def test_one_job_of_several_is_chosen_by_its_name(text):
-    assert "--name" in refused(text)[0].message
+    assert "--name" in refused(text)[0].next_step
     adopted = adopt(text, name="b")
     assert adopted.spec.name == "b"
     assert any("Job a" in note for note in adopted.notes)
     assert "'c'" in refused(text, name="c")[0].message
-    assert "--name" not in refused(f"{text}\n---\n{text}", name="b")[0].message
+    assert "--name" not in refused(f"{text}\n---\n{text}", name="b")[0].next_step
 
 
 def test_a_misplaced_field_is_not_called_the_overlays():
     problems = refused((NEAR / "deadline.yaml").read_text())
     assert [one.field for one in problems] == ["spec.activeDeadlineSeconds", "spec.suspend"]
-    assert not any("pod_template" in one.message for one in problems)
+    assert not any("pod_template" in one.text for one in problems)
 
 
 def test_volcanos_scheduling_is_a_gang():

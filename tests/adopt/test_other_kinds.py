@@ -133,7 +133,7 @@ def test_a_queue_means_suspended():
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "message"),
+    ("change", "field", "text"),
     [
         ({"completionMode": "NonIndexed"}, "spec.completionMode", "use Indexed"),
         ({"completions": "4"}, "spec.completions", "is not a whole number"),
@@ -148,12 +148,12 @@ def test_a_queue_means_suspended():
         ({"backoffLimit": 2**31}, "spec.backoffLimit", "2147483648 is not a number of 32 bits"),
     ],
 )
-def test_what_is_refused(change, field, message):
+def test_what_is_refused(change, field, text):
     with pytest.raises(SpecError) as caught:
         adopted({**copy.deepcopy(job()), "spec": {**job()["spec"], **change}})
     (problem,) = caught.value.findings
     assert problem.field == field
-    assert message in problem.message
+    assert text in problem.text
 
 
 def test_a_restart_policy_that_no_job_has():

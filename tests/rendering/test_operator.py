@@ -22,7 +22,7 @@ NAME, NPROC, MANAGER = ("metadata", "name"), ("spec", "nprocPerNode"), (*RUN, "m
 MASTER, WORKER = (*ROLES, "Master"), (*ROLES, "Worker")
 CONTAINERS = ("template", "spec", "containers")
 CONTAINER = (*WORKER, *CONTAINERS, 0)
-OF_WORKER = f"{REPLICAS}[Worker].template.spec.containers"
+OF_WORKER = f"{REPLICAS}.Worker.template.spec.containers"
 PORT = {"name": "pytorchjob-port", "containerPort": 29500}
 
 
@@ -56,9 +56,9 @@ REFUSED = [
     *((NAME, name, "metadata.name") for name in ("digits\n", "d" * 64, "", "é", ...)),
     *((MANAGER, manager, "spec.runPolicy.managedBy") for manager in ("me", "")),
     *((ROLES, roles, REPLICAS) for roles in (..., None)),
-    *(((*ROLES, role), {"template": {}}, f"{REPLICAS}[{role}]") for role in ("worker", "Launcher")),
-    *(((*MASTER, "replicas"), count, f"{REPLICAS}[Master].replicas") for count in (2, 0, -1, ...)),
-    *(((*WORKER, "replicas"), count, f"{REPLICAS}[Worker].replicas") for count in (0, -1)),
+    *(((*ROLES, role), {"template": {}}, f"{REPLICAS}.{role}") for role in ("worker", "Launcher")),
+    *(((*MASTER, "replicas"), count, f"{REPLICAS}.Master.replicas") for count in (2, 0, -1, ...)),
+    *(((*WORKER, "replicas"), count, f"{REPLICAS}.Worker.replicas") for count in (0, -1)),
     (WORKER, None, OF_WORKER),
     (CONTAINER[:-1], [], OF_WORKER),
     (CONTAINER[:-1], [{"name": "torch", "image": "x"}], OF_WORKER),
@@ -99,7 +99,7 @@ def test_what_the_webhook_lets_pass(accepted, path, value):
 
 def test_elastic_needs_workers(accepted):
     alone = changed(accepted, (WORKER, ...), (ELASTIC, {}))
-    assert fields(webhook_problems(alone)) == [f"{REPLICAS}[Worker]"]
+    assert fields(webhook_problems(alone)) == [f"{REPLICAS}.Worker"]
 
 
 def test_processes_per_node_stand_in_one_place(accepted):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import HOSTILE, examples
 
-from k8sjob.errors import SpecError, steps
+from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
 from k8sjob.yamldoc import parse
@@ -94,13 +94,13 @@ def problems(data):
 
 def shown(problem):
     """The value that a message says to write; `...` for a message without one."""
-    message = problem.message
-    writes = r"; (?:remove the key, or )?write(?: it as|, for example,) (.*)$"
-    if found := re.search(writes, message):
-        last = steps(problem.field)[-1]
+    step = problem.next_step
+    writes = r"(?:^|; )(?:remove the key, or )?write(?: it as|, for example,) (.*)$"
+    if found := re.search(writes, step):
+        last = problem.path[-1]
         text = found[1]
         return parse(text.removeprefix(f"{last}: ")).data
-    if found := re.search(r"(?:did you mean |; for example )'(\S+)'\??$", message):
+    if found := re.search(r"(?:did you mean |for example )'(\S+)'\??$", step):
         return found[1]
     return ...
 
@@ -143,14 +143,14 @@ def test_what_an_error_says_to_write_is_accepted(path, value):
         if meant is ... or (problem.message.startswith("no such field")):
             continue
         mended = copy.deepcopy(data)
-        put(mended, steps(problem.field), meant)
+        put(mended, problem.path, meant)
         left = [
             found
             for found in problems(mended)
-            if found.field.startswith(problem.field) and not OVER_FIELDS.search(found.message)
+            if found.field.startswith(problem.field) and not OVER_FIELDS.search(found.text)
         ]
         assert problem not in left
-        assert not set(left) - set(before), f"{problem.field}: {problem.message}"
+        assert not set(left) - set(before), f"{problem.field}: {problem.text}"
 
 
 @pytest.mark.parametrize("path", list(paths()), ids=lambda path: ".".join(map(str, path)))
@@ -161,7 +161,7 @@ def test_the_example_of_a_field_is_accepted(path):
     shows = [problem for problem in problems(data) if shown(problem) is not ...]
     for problem in shows:
         mended = copy.deepcopy(data)
-        put(mended, steps(problem.field), shown(problem))
+        put(mended, problem.path, shown(problem))
         assert not problems(mended)
 
 
@@ -200,4 +200,4 @@ def test_what_an_error_says_to_write_is_what_was_meant(path, value, meant):
     data = document(path)
     put(data, path, value)
     (problem,) = [found for found in problems(data) if found.field == ".".join(path)]
-    assert shown(problem) == meant, problem.message
+    assert shown(problem) == meant, problem.text

@@ -323,7 +323,7 @@ def test_a_refusal_names_the_targets_that_have_the_field(fields):
     having = [name for name, problems in refused.items() if not problems]
     assert 0 < len(having) < len(TARGETS)
     for problem in [problem for problems in refused.values() for problem in problems]:
-        named = problem.message.partition("use target ")[2]
+        named = problem.next_step.partition("use target ")[2]
         assert set(named.replace(" or ", ", ").split(", ")) == set(having)
 
 
@@ -620,7 +620,7 @@ def test_names_of_pods_have_a_limit(length, workers, fits):
     spec = JOBSET.spec(name="a" * length, replicas={"workers": workers})
     findings = list(JOBSET.target.refusals(spec))
     assert [finding.field for finding in findings] == ["name"] * (not fits)
-    assert all(f"use at most {47 + (workers < 10)}" in finding.message for finding in findings)
+    assert all(finding.next_step == f"use at most {47 + (workers < 10)}" for finding in findings)
 
 
 OWNED = {"ownerReferences": [{"kind": "CronJob", "uid": "2", "controller": True}]}

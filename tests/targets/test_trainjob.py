@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError
+from k8sjob.findings import field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import manifest, render

@@ -162,9 +162,9 @@ def test_several_documents_as_kubectl_reads_them():
 
 
 def test_a_document_says_what_is_wrong_with_a_field():
-    error = parse(TEXT, "job.yaml").refuse(("run", "args", 1), "0.1 is too much")
-    assert str(error) == "job.yaml:5:7: run.args[1]: 0.1 is too much"
-    assert str(Document({"a": 1}).refuse(("a",), "no")) == "line:1:1: a: no"
+    error = parse(TEXT, "job.yaml").refuse(("run", "args", 1), "0.1 is too much", "lower it")
+    assert str(error) == "job.yaml:5:7: run.args[1]: 0.1 is too much; lower it"
+    assert str(Document({"a": 1}).refuse(("a",), "no", "")) == "line:1:1: a: no"
 
 
 def test_json_with_escaped_surrogate_pairs_is_read_as_json():

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
-from k8sjob.errors import BackendError, JobNotFound, field_path
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.findings import field_path
 from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
 from k8sjob.targets.field_types import fit

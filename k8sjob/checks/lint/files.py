@@ -13,7 +13,7 @@ from k8sjob.checks.finding import UNKNOWN_IGNORE, findings, table
 from k8sjob.checks.lint import job_files, manifest_pods
 from k8sjob.checks.scripts import Setting, lint_script, read_text, refusal
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import SpecError, steps
+from k8sjob.errors import SpecError
 from k8sjob.findings import INVALID, Severity
 from k8sjob.kube.objects import at_path
 from k8sjob.rules import Check, Rules
@@ -24,10 +24,9 @@ from k8sjob.yamldoc import job_file, objects, parse, parse_all, refuse_template
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
     from k8sjob.spec.changes import Change
     from k8sjob.targets.api import Target
-    from k8sjob.yamldoc import FieldPath
     from k8sjob.yamldoc.reading import Document
 
 _SHEBANG: Final = re.compile(r"#!.*python")
@@ -141,7 +140,7 @@ def _invalid(error: SpecError, source: str, document: Document | None = None) ->
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
         line, column = problem.line, problem.column
         if document and problem.field and not line:
-            line, column = document.place(steps(problem.field))
+            line, column = document.place(problem.path)
         finding = replace(problem, message=message, source=source)
         findings.append(replace(finding, line=line or 1, column=column or 1))
     return findings

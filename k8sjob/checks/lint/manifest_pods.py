@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.finding import message, pattern, table
 from k8sjob.contract import Role
-from k8sjob.errors import field_path
+from k8sjob.findings import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
 from k8sjob.kube.objects import ISTIO, Object, at_path
 from k8sjob.kube.quantity import parse
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
     from k8sjob.targets.manifest_facts import ManifestContainer, ManifestJob, ManifestReplica
-    from k8sjob.yamldoc import FieldPath
 
 RULES: Final = Rules["ManifestJob"]("manifest")
 

@@ -71,8 +71,8 @@ def find_script(path: Path) -> Path:
     """
     if not path.is_dir():
         if path.suffix not in {".py", ".ipynb"} or not path.is_file():
-            message = "no script; specify a .py or .ipynb file, or a folder with one"
-            raise SpecError([invalid("", message)], str(path))
+            step = "specify a .py or .ipynb file, or a folder with one"
+            raise SpecError([invalid((), "no script", step)], str(path))
         return path
     with time_limit():
         files = [file for file in sorted(path.glob("*.py")) if file.is_file()]
@@ -85,7 +85,7 @@ def find_script(path: Path) -> Path:
         return scripts[0]
     several = f"several training scripts: {', '.join(file.name for file in scripts)}"
     message = several if scripts else "no .py file in it is a training script"
-    raise SpecError([invalid("", f"{message}; specify the one to start")], str(path))
+    raise SpecError([invalid((), message, "specify the one to start")], str(path))
 
 
 def _is_training(file: Path) -> bool:
@@ -116,7 +116,7 @@ def _entry(file: Path, text: str, folder: Path) -> Module:
         if line and file.suffix == ".ipynb":  # not a line of the notebook
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
-        raise SpecError([invalid("", message, line=line)], str(file)) from None
+        raise SpecError([invalid((), message, line=line)], str(file)) from None
 
 
 def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ()) -> Draft:
@@ -137,10 +137,9 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     if is_notebook and script_file.exists():
         script_file = script_file.with_stem(f"{file.stem}_notebook")
     if not script_file.is_relative_to(folder.resolve()):
-        message = (
-            f"not in {folder}, which becomes the image's context; specify a folder that contains it"
-        )
-        raise SpecError([invalid("", message)], str(file))
+        message = f"not in {folder}, which becomes the image's context"
+        step = "specify a folder that contains it"
+        raise SpecError([invalid((), message, step)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
     with time_limit():
@@ -160,10 +159,10 @@ def _cells(file: Path) -> str:
         cells = json.loads(file.read_bytes())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError([invalid("", "not a notebook of format 4")], str(file)) from None
+        raise SpecError([invalid((), "not a notebook of format 4")], str(file)) from None
     if sum(map(len, code)) > MAX_BYTES:
-        message = f"its code is longer than {MAX_BYTES} bytes; specify a smaller script"
-        raise SpecError([invalid("", message)], str(file))
+        message = f"its code is longer than {MAX_BYTES} bytes"
+        raise SpecError([invalid((), message, "specify a smaller script")], str(file))
     return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
 
 

@@ -75,7 +75,7 @@ def check_time() -> None:
 
 
 def _too_large(reason: str) -> TooLarge:
-    return TooLarge([invalid("", f"{reason}; specify a smaller script")])
+    return TooLarge([invalid((), reason, "specify a smaller script")])
 
 
 @dataclass(eq=False, slots=True)
@@ -171,14 +171,13 @@ def read_text(file: Path, source: str) -> str:
     except OSError as error:
         raise refusal(f"cannot be read: {error.strerror or error}", source) from None
     except (SyntaxError, UnicodeError, LookupError) as error:  # the last: as rot13
-        message = f"{error}; save the file as UTF-8"
-        raise SpecError([invalid("", message)], source) from None
+        raise SpecError([invalid((), str(error), "save the file as UTF-8")], source) from None
 
 
 def refusal(reason: str, source: str) -> SpecError:
     """A file that lint does not read, with the next step."""
     step = "specify a job's manifest, a job.yaml or a script"
-    return SpecError([invalid("", f"{reason}; {step}")], source)
+    return SpecError([invalid((), reason, step)], source)
 
 
 _parsed: Final[dict[tuple[str, str, str, str], Module]] = {}

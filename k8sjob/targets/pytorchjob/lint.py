@@ -14,12 +14,10 @@ from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.findings import Finding
-    from k8sjob.yamldoc import FieldPath
+    from k8sjob.findings import FieldPath, Finding
 
 RULES: Final = Rules["ManifestJob"]("manifest")
 
-_STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]++)(?:\]|$)")
 _RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
 _CLEANS: Final = ("Running", "All", "None")
 _MAX_NAME: Final = 63
@@ -29,11 +27,7 @@ _MAX_NAME: Final = 63
 def _rejected_by_webhook(job: ManifestJob) -> Iterator[Finding]:
     """The training operator's admission webhook refuses the object, so nothing is created."""
     for problem in job.refusals:
-        path: FieldPath = tuple(
-            int(index) if index else name or key
-            for name, index, key in _STEP.findall(problem.field)
-        )
-        yield job.at(path, f"{problem.field}: {problem.text}")
+        yield job.at(problem.path, f"{problem.field}: {problem.text}")
 
 
 @RULES.error

@@ -21,7 +21,7 @@ from k8sjob.targets.field_types import ABOUT, shape
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
 
 
 API_VERSION: Final = "kubeflow.org/v1"
@@ -44,7 +44,7 @@ JOB: Final[dict[str, Any]] = {**ABOUT, "spec": shape("PyTorchJob"), "status": No
 _Json = dict[str, Any]
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MANAGERS: Final = (MANAGER, "kueue.x-k8s.io/multikueue")
-_REPLICAS: Final = "spec.pytorchReplicaSpecs"
+_REPLICAS: Final = ("spec", "pytorchReplicaSpecs")
 
 
 CLOSED_PATHS: Final = (
@@ -172,12 +172,15 @@ def webhook_problems(manifest: _Json) -> list[Finding]:
 def _identity(manifest: _Json) -> Iterator[Finding]:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if (value := manifest.get(key)) != expected:
-            yield invalid(key, f"{value!r} is not what the training operator watches: {expected!r}")
+            yield invalid(
+                (key,), f"{value!r} is not what the training operator watches: {expected!r}"
+            )
     name = at_path(manifest, "metadata", "name")
     if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
         yield invalid(
-            "metadata.name",
-            f"{name!r} is not a DNS-1035 label; use at most 63 lower-case letters, digits and '-',"
+            ("metadata", "name"),
+            f"{name!r} is not a DNS-1035 label",
+            "use at most 63 lower-case letters, digits and '-',"
             " starting with a letter and not ending with '-'",
         )
 
@@ -186,8 +189,9 @@ def _run_policy(policy: _Json) -> Iterator[Finding]:
     manager = policy.get("managedBy")
     if manager is not None and manager not in _MANAGERS:
         yield invalid(
-            "spec.runPolicy.managedBy",
-            f"{manager!r} is not a known controller; use {' or '.join(_MANAGERS)}",
+            ("spec", "runPolicy", "managedBy"),
+            f"{manager!r} is not a known controller",
+            f"use {' or '.join(_MANAGERS)}",
         )
 
 
@@ -197,52 +201,55 @@ def _elastic(spec: _Json) -> Iterator[Finding]:
         return
     if Role.WORKER not in Object(spec).part("pytorchReplicaSpecs"):
         yield invalid(
-            f"{_REPLICAS}[Worker]",
-            "missing, but elasticPolicy needs Workers; add Worker",
+            (*_REPLICAS, Role.WORKER.value),
+            "missing, but elasticPolicy needs Workers",
+            "add Worker",
         )
     in_policy, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
     if in_policy is not None and general is not None:
         yield invalid(
-            "spec.elasticPolicy.nProcPerNode",
-            f"{in_policy!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
+            ("spec", "elasticPolicy", "nProcPerNode"),
+            f"{in_policy!r} conflicts with spec.nprocPerNode {general!r}",
+            "keep only the latter",
         )
 
 
 def _replicas(replicas: Any) -> Iterator[Finding]:
     if not isinstance(replicas, dict):
-        yield invalid(_REPLICAS, f"{replicas!r} is not a mapping; add Master, Worker or both")
+        yield invalid(_REPLICAS, f"{replicas!r} is not a mapping", "add Master, Worker or both")
         return
     for role, replica in replicas.items():
-        at = f"{_REPLICAS}[{role}]"
+        at = (*_REPLICAS, str(role))
         if role not in list(Role):
-            yield invalid(at, f"{role!r} is not a replica type; use exactly 'Master' or 'Worker'")
+            yield invalid(at, f"{role!r} is not a replica type", "use exactly 'Master' or 'Worker'")
         yield from _containers(
-            f"{at}.template.spec.containers", at_path(replica, "template", "spec", "containers")
+            (*at, "template", "spec", "containers"),
+            at_path(replica, "template", "spec", "containers"),
         )
         yield from _count(at, role, at_path(replica, "replicas"))
 
 
-def _containers(at: str, containers: Any) -> Iterator[Finding]:
+def _containers(at: FieldPath, containers: Any) -> Iterator[Finding]:
     if not isinstance(containers, list) or not containers:
-        yield invalid(at, f"no containers; add one that is named {CONTAINER_NAME!r}")
+        yield invalid(at, "no containers", f"add one that is named {CONTAINER_NAME!r}")
         return
     names = [at_path(container, "name") for container in containers]
     for index, container in enumerate(containers):
         if not at_path(container, "image"):
             yield invalid(
-                f"{at}[{index}].image", f"container {names[index]!r} has no image; add it"
+                (*at, index, "image"), f"container {names[index]!r} has no image", "add it"
             )
     if CONTAINER_NAME not in names:
         yield invalid(
-            at, f"containers are named {names!r}; name the one that trains {CONTAINER_NAME!r}"
+            at, f"containers are named {names!r}", f"name the one that trains {CONTAINER_NAME!r}"
         )
 
 
-def _count(at: str, role: str, count: Any) -> Iterator[Finding]:
+def _count(at: FieldPath, role: str, count: Any) -> Iterator[Finding]:
     if role == Role.MASTER:
         if type(count) is not int or count != 1:
-            yield invalid(f"{at}.replicas", f"{count!r} is not 1; a Master needs `replicas: 1`")
+            yield invalid((*at, "replicas"), f"{count!r} is not 1", "a Master needs `replicas: 1`")
     elif count is not None and (type(count) is not int or count < 1):
         yield invalid(
-            f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or remove {role}"
+            (*at, "replicas"), f"{count!r} is less than 1", f"set it to 1 or more, or remove {role}"
         )

@@ -112,7 +112,8 @@ class PyTorchJob(Target):
         ):
             value = at_path(policy, field)
             if spec.uses_agent and value is not None and not re.fullmatch(pattern, str(value)):
-                yield invalid(f"overlay.spec.elasticPolicy.{field}", f"{value!r}: {words}; {step}")
+                path = ("overlay", "spec", "elasticPolicy", field)
+                yield invalid(path, f"{value!r}: {words}", step)
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The template's values, beside those that all kinds have."""
@@ -303,7 +304,9 @@ class PyTorchJobReader:
         """Why a cluster would refuse it, and whether it has replicas, which no cluster checks."""
         yield from self.target.problems(job)
         if Object(job).spec.get("pytorchReplicaSpecs") == {}:
-            yield invalid("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
+            yield invalid(
+                ("spec", "pytorchReplicaSpecs"), "no replicas", "add Master, Worker or both"
+            )
 
     def settle(self, job: Json) -> None:
         """Fill in defaults as pkg/apis/kubeflow.org/v1/pytorch_defaults.go does."""

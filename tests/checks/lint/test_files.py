@@ -68,7 +68,7 @@ def test_a_job_that_is_not_valid(job):
     job.write_text(JOB + "replica: {workers: 2}\n")
     (finding,) = lint(job)
     assert (finding.id, finding.line) == ("invalid-document", 4)
-    assert "did you mean 'replicas'" in finding.message
+    assert finding.next_step == "did you mean 'replicas'?"
 
 
 def test_findings_in_the_manifest_are_reported_at_the_field_of_the_job(job):
