@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound
+from k8sjob.observe.diagnose import diagnose
 from k8sjob.targets.jobs import job_of
 
 RECORDED = {
@@ -22,6 +23,19 @@ NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 REF = JobRef("job", "ns", "u")
 MASTER, WORKER, PAIR = {"Master": 1}, {"Worker": 1}, {"Master": 1, "Worker": 1}
 """How many replicas a job has."""
+
+
+def replayed(recorded, *, logs=True, related=True, now=None):
+    """What `why` says of a recorded job."""
+    snapshot = Snapshot(
+        job_of(recorded["job"]), recorded.get("pods", []), recorded.get("events", [])
+    )
+    return diagnose(
+        snapshot,
+        recorded.get("logs", {}) if logs else {},
+        recorded.get("related", []) if related else [],
+        now=now or datetime.fromisoformat(recorded["now"]),
+    )
 
 
 def at(time):

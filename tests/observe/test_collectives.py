@@ -49,19 +49,6 @@ def test_ranks_that_did_not_reach_a_collective_are_named():
     assert "did not wait" not in diagnose(snapshot("Failed:x:y", pods=pods), logs)[0].message
 
 
-def test_a_rank_that_lost_its_peer_is_not_the_cause():
-    pods = [failed("master-0"), failed("worker-0", ended(1, time="05:01"))]
-    logs = {
-        "master-0": [
-            "Traceback",
-            "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9",
-        ],
-        "worker-0": ["Traceback", "[rank1]: ValueError: the loss is no number"],
-    }
-    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
-    assert finding.message == "worker-0: exit code 1: ValueError: the loss is no number"
-
-
 def test_problems_of_running_ranks_are_reported():
     names = ["master-0", "worker-0", "worker-1"]
     pods = running(*names)

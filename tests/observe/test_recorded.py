@@ -1,46 +1,33 @@
-"""Snapshots of sick jobs, recorded from Kubernetes 1.34.4 with training operator 1.9.4.
+"""Snapshots of sick jobs, recorded from Kubernetes 1.34.4 with training operator 1.9.4, Kueue 0.19.
 
-Trimmed to what can matter; tests/cluster/test_why.py causes each of them anew.
+tests/cluster/record.py records them; tests/cluster/test_why.py and test_kueue.py cause them anew.
 """
 
 import json
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 from hostile import changed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observed import RECORDED, lacking
+from observed import RECORDED, lacking, replayed
 
-from k8sjob.backends.api import Snapshot
-from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.diagnose.containers import explain_pull
-from k8sjob.targets.jobs import job_of
 
-BY_OUTPUT = {"inner-exception", "jobset-restart"}
+BY_OUTPUT = {"inner-exception", "jobset-restart", "leaves", "two-causes"}
 """Jobs of which only the output has the cause."""
-
-
-def why(seen, *, logs=True, related=True):
-    snapshot = Snapshot(job_of(seen["job"]), seen.get("pods", []), seen.get("events", []))
-    return diagnose(
-        snapshot,
-        seen.get("logs", {}) if logs else {},
-        seen.get("related", []) if related else [],
-        now=datetime.fromisoformat(seen["now"]),
-    )
 
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_a_recorded_job(name):
     """`why` is the first cause and message; "..." at its end cuts it short."""
     seen = RECORDED[name]
-    first, *others = why(seen)
+    first, *others = replayed(seen)
     detail, expected = f"{first.id} | {first.message}", seen["why"]
     assert detail == expected or (
         expected.endswith("...") and detail.startswith(expected.removesuffix("..."))
     )
+    assert seen.get("step", "") in first.next_step
     assert first.next_step
     assert [finding.id for finding in others] == seen.get("others", [])
 
@@ -60,8 +47,8 @@ def test_the_name_of_an_image_is_not_its_error(name, host, path):
     detail = json.dumps(RECORDED[name])
     here = detail.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
     here = here.replace("v2/train/manifests/1", "v2/{}/manifests/{}".format(*path.split(":")))
-    found = why(json.loads(here))
-    causes = [finding.id for finding in why(RECORDED[name])]
+    found = replayed(json.loads(here))
+    causes = [finding.id for finding in replayed(RECORDED[name])]
     assert [finding.id for finding in found] == causes
     assert f"{host}/{path}" in found[0].message
 
@@ -166,24 +153,40 @@ def test_a_recorded_job_with_other_fields(name, changes, expected, step):
     for path, value in changes.items():
         keys = [int(key) if key.lstrip("-").isdigit() else key for key in path.split(".")]
         seen = changed(seen, keys, value)
-    (finding,) = why(seen)
+    (finding,) = replayed(seen)
     cause, _, words = expected.partition(" | ")
     assert finding.id == cause
     assert words in finding.message
     assert step in finding.next_step
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("sidecar", "pods.0.status.containerStatuses.1.state.terminated.finishedAt", "now"),
+        ("started-again", "pods.0.spec.restartPolicy", "OnFailure"),
+        ("left", "pods.1.status.containerStatuses.0.state.terminated.finishedAt", "now"),
+    ],
+)
+def test_a_job_that_needs_no_cause_yet(name, path, value):
+    """Other containers end after the training one, and ranks one after the other."""
+    recorded = RECORDED[name]
+    keys = [int(key) if key.isdigit() else key for key in path.split(".")]
+    moment = recorded["now"] if value == "now" else value
+    assert replayed(changed(recorded, keys, moment)) == []
+
+
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_the_cause_is_found_without_logs_and_nodes(name):
     """Output, nodes and claims are forbidden to some users."""
-    found = why(RECORDED[name], logs=False, related=False)
+    found = replayed(RECORDED[name], logs=False, related=False)
     if name in {"interface", "meeting"}:  # it had not ended when it was looked at
         assert found == []
     else:
         cause = RECORDED[name]["why"].partition(" ")[0]
-        alone = {"lost": "waiting", "gang-queue": "waiting"}
+        alone = {"lost": "waiting", "gang-queue": "waiting", "unmade": "waiting"}
         cause = {**alone, **dict.fromkeys(BY_OUTPUT, "crash")}.get(name, cause)
-        assert found[0].id == cause
+        assert found[0].id == ("queued" if cause == "no-queue" else cause)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -191,7 +194,7 @@ def test_the_cause_is_found_without_logs_and_nodes(name):
 def test_objects_that_lack_something_are_no_error(data, name):
     """Other versions, other kubelets and virtual ones leave out what these objects have."""
     seen = lacking(data, RECORDED[name], lambda path: {"status", "spec", "events"} & {*path})
-    for finding in why({**seen, "logs": {}}):
+    for finding in replayed({**seen, "logs": {}}):
         assert finding.message
         assert finding.next_step
 

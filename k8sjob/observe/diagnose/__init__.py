@@ -76,10 +76,12 @@ def diagnose(
     state = facts.status.state
     if state is JobState.DELETING or facts.namespace_deleted:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
+    # The operator calls a job a success when rank 0 is one, whatever the others did.
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     findings = [finding for cause in causes for finding in cause(facts)]
     if not findings:
         findings = list(job.failed(facts))
+    # A past failure does not explain why a replica does not run now.
     if all(finding.severity is Severity.WARNING for finding in findings) and not state.finished:
         findings += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in findings)
@@ -90,6 +92,7 @@ def diagnose(
 
 
 def _not_created(facts: Facts) -> Iterator[Finding]:
+    # An operator whose Pods are refused, or whose gang waits, writes no status: it is not silent.
     causes = (creation_refused, gang_waits, job.operator_silent)
     yield from next(filter(None, (list(cause(facts)) for cause in causes)), ())
 
@@ -115,7 +118,7 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     if facts.status.reason in job.SUPERVISOR_GONE:
         return  # it took its containers along
     if facts.status.state is JobState.SUSPENDED:
-        return
+        return  # the operator has ended the Pods
     displacements = displaced(facts)
     # What ended a job that was stopped is the stop.
     ends = [] if facts.status.state is JobState.STOPPED else facts.ends
@@ -129,6 +132,7 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     has_cause = bool(failed or displacements)
     failed += [end for end in facts.restarts if not (has_cause and is_consequence(facts, end))]
     if job.ended_by_deadline(facts):
+        # The operator, or a kubelet, stops what still runs at the deadline.
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
     if first := _first(facts, failed):
@@ -173,6 +177,7 @@ def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
     ]
     if not earlier or explain_end(facts, end).id not in _WAITED:
         return end
+    # A rank that waits ends minutes later, by a timeout, while the one that failed runs again.
     causes = (failure for failure in earlier if not is_consequence(facts, failure))
     return next((cause for cause in causes if explain_end(facts, cause).id not in _WAITED), end)
 

@@ -113,17 +113,14 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def bad_sandbox(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A node that cannot create the Pod's network or its sandbox."""
+    # The Event stays for an hour: one about a later step says that the kubelet got over it.
     event = pod.last_event(*AFTER_MOUNTS)
-    if (
-        event.get("reason") != "FailedCreatePodSandBox"
-        or pod.phase != "Pending"
-        or any(c.status.get("started") for c in pod.containers)
-    ):
+    if event.get("reason") != "FailedCreatePodSandBox" or pod.phase != "Pending":
         return None
     if any(c.state.keys() & {"running", "terminated"} for c in pod.containers):
         return None
     message = one_line(event.get("message", ""))
-    if "OOM-killed" in message:
+    if "OOM-killed" in message:  # runc itself needs some megabytes under the Pod's limit
         limit = pod.memory_limit or "?"
         problem = f"its memory limit is too low even to start ({limit})"
         return Explanation(Cause.MEMORY, problem, "raise resources.memory")
@@ -141,7 +138,7 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     for status, ended in pod.failed_inits:
         name = str(status.raw.get("name", ""))
         if name == facts.target.init_container:
-            continue
+            continue  # it fails after 100 look-ups of the Master's name: see master_awaited
         restarts = int(status.raw.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
@@ -182,6 +179,7 @@ def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that its restart policy starts again."""
+    # A Pod under Always never reaches the phase Succeeded, by which the operator ends the job.
     always = pod.spec.get("restartPolicy", "Always") == "Always"
     if not always or not pod.live or pod.deleting or pod.terminated_before.get("exitCode") != 0:
         return None
@@ -209,7 +207,7 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
         and pod.phase == "Pending"
         and (
             "running" in container.state
-            or container.ended.get("exitCode")
+            or container.ended.get("exitCode")  # after 100 look-ups it ends, and is restarted
             or container.waiting.get("reason") == "CrashLoopBackOff"
         )
     ]
@@ -232,6 +230,7 @@ def _master(facts: Facts) -> tuple[str, str]:
     if master is None:
         return f"{problem}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
+    # The Service is headless: its name resolves once the Pod is Ready, and not before.
     if ready.true and ready.since and facts.now - ready.since > _RESOLVED:
         step = f"check the cluster's DNS and the Service (kubectl get svc {name}"
         problem += "; the Master is ready, so the name should resolve"
@@ -255,7 +254,7 @@ def _ending(facts: Facts, pod: ReplicaPod) -> Explanation:
     since = end - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if end else None
     if end is None or facts.now - end < _KILLED_AFTER:
         step = "wait: it can save its state until the end of its grace period"
-    elif finalizers and not pod.live:
+    elif finalizers and not pod.live:  # its node has ended it
         problem += f"; it is waiting for its finalizers: {', '.join(finalizers)}"
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:

@@ -148,8 +148,9 @@ def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
 
 
 def _misconfigured(facts: Facts, end: Failure) -> Finding | None:
+    # argparse and click leave with the same code, and no exception.
     if end.exit_code != ExitCode.CONFIG or not end.reason or is_bare_exit(end.reason):
-        return None  # argparse and click leave with the same code
+        return None
     step = _field_to_change(end) or "correct the job's settings"
     step = f"{step}; restarting will not help ({facts.job_argument})"
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
@@ -166,6 +167,7 @@ def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
     problem = "its command cannot be started"
+    # Docker's kubelets say ContainerCannotRun where those of containerd say StartError.
     if end.why not in ("StartError", "ContainerCannotRun"):
         by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
         no_program = end.exit_code == 127 and not end.chosen_by_script  # a shell's code for that
@@ -177,10 +179,10 @@ def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
         "",
         " ".join(end.message.split()),
     ).removesuffix(": unknown")
-    if "nvidia-container-cli" in error:
+    if "nvidia-container-cli" in error:  # its hook failed: the driver, and not the command
         error = error[error.index("nvidia-container-cli") :]
         return _explained(end, explain_output(LastOutput((error,), ()), local=facts.local))
-    if "OOM-killed" in error:
+    if "OOM-killed" in error:  # the limit is too low for runc, before the command starts
         return _out_of_memory(facts, replace(end, why="OOMKilled"))
     if error.startswith(("mkdir ", "chdir ")):
         problem, step = "its working directory does not exist", "correct the container's workingDir"
@@ -224,6 +226,7 @@ def _others_left(facts: Facts, end: Failure) -> Finding | None:
 def _explained_by_output(facts: Facts, end: Failure) -> Finding | None:
     explanation = explain_output(_output(facts, end), local=facts.local)
     if explanation and explanation.cause in _WAITS:
+        # A timeout only says that others did not come; one that was done explains it.
         if finding := _left_early(facts, end):
             return finding
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
@@ -241,12 +244,11 @@ def _absent_ranks(facts: Facts) -> str:
     """The ranks that did not wait: those are the ones to look at."""
     world_size = sum(facts.ranks.values())
     waited = timed_out_ranks(line for lines in facts.logs.values() for line in lines)
-    if not waited or world_size > 2 * len(waited):  # too many are absent, or too many to count
+    # Where most are absent, or their output is, more is unknown than who did not come.
+    if world_size > 2 * len(waited) or len(facts.logs) < len(facts.pods):
         return ""
     absent = sorted(set(range(world_size)) - waited)
-    if not 0 < len(absent) <= world_size // 2 or len(facts.logs) < len(facts.pods):
-        return ""
-    return f"; {_ranks(tuple(absent))} did not wait for it"
+    return f"; {_ranks(tuple(absent))} did not wait for it" if absent else ""
 
 
 def _lost_connection(facts: Facts, end: Failure) -> Finding | None:
@@ -300,6 +302,8 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
     """A probe or a hook that failed, or the deadline of the Pod."""
     if end.exit_code not in {SIGKILLED, ExitCode.STOPPED} or end.why == "OOMKilled":
         return None
+    # The status of a container says "Error" and 137 or 143 only; the reason is in an Event, which
+    # the kubelet repeats and which then has the time of the last probe.
     for event in facts.kubelet_kills.values():
         pod = Object(event).part("involvedObject").get("name", "")
         first_seen = moment(event.get("firstTimestamp")) or event_time(event)
@@ -330,6 +334,7 @@ def _signal(end: Failure, output: LastOutput) -> int:
     """
     if not end.reason and (number := _torchruns_signal(output)):
         return number
+    # torchrun itself ends with 1 when a signal ended one of its ranks.
     root = None if end.reason or output.error else _torchruns_root(output)
     return -root[1] if root else end.exit_code - 128
 
@@ -429,6 +434,8 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
+# What the agent, the kubelet or the kernel reports comes before what the output suggests: ranks
+# write of broken connections whenever another one goes away. A bare signal or code says least.
 _CAUSES: Final[tuple[Callable[[Facts, Failure], Finding | None], ...]] = (
     _others_left,
     _ended_by_kubelet,

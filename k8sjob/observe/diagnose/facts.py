@@ -319,6 +319,7 @@ class Facts:
             events[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
         for pod in map(objects.Pod, self.snapshot.pods):
+            # Pods of a JobSet of others have no labels of ours: their names tell.
             replica = replica_of(pod.raw) or self.target.replica_named(self.job, pod.name)
             replica = replica or pod.name.removeprefix(f"{self.name}-")
             pod_events = events[pod.name, pod.uid]  # earlier Pods had other uids
@@ -427,6 +428,8 @@ class Facts:
             for record in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
             if not (started and (ended := moment(record.time)) and ended < started)
         ]
+        # An Event "Error" has the termination message; "ExitedWithCode" and a Job's condition have
+        # the exit code alone, so they count only where nothing else is known.
         detailed = (_end(*record[:5]) for record in recorded if record.whole)
         for end in (*detailed, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:

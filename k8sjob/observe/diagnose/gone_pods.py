@@ -58,7 +58,7 @@ def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> 
         field = _FIELD.fullmatch(Object(event).part("involvedObject").get("fieldPath") or "")
         if event.get("reason") == "Scheduled":
             spec["nodeName"] = event.get("message", "").rpartition(" to ")[2]
-            status.pop("conditions", None)
+            status.pop("conditions", None)  # of the tries before there was room
         elif event.get("reason") == "FailedScheduling":
             waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             status["conditions"] = [{**waits, "message": event.get("message", "")}]
@@ -67,6 +67,7 @@ def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> 
         if field:
             key = field["kind"], field["name"]
             states[key] = _state(event, states[key])
+    # No Event has the exit code: that of a container that outlasts its grace stands for it.
     if kill := facts.kubelet_kills.get(metadata["uid"]):
         killed = {"exitCode": SIGKILLED, "reason": "Error", "finishedAt": stamp(event_time(kill))}
         trains = str(training(spec.get("containers")).get("name", ""))

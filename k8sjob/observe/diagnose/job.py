@@ -179,6 +179,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
 def companion_gone(facts: Facts) -> Iterator[Finding]:
     """Somebody deleted the job's companion object."""
+    # The controller repeats its complaint for as long as the companion is missing.
     companion, newest = facts.target.companion, facts.job_events[-1:]
     if companion is None or facts.status.state.finished:
         return

@@ -134,6 +134,7 @@ def _unreachable(pod: ReplicaPod, ready: Condition) -> tuple[str, datetime | Non
     if ready:
         message = ready.message or "it does not report its status"
         return f"is not ready: {message.rstrip('.')}", ready.since
+    # Many users cannot read nodes; the node controller tells each Pod on them, too.
     event = pod.last_event("NodeNotReady")
     if event and pod.condition("Ready").false:
         return "is not ready", event_time(event)
@@ -144,6 +145,7 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason") or "", pod.status.get("message") or ""
     target = pod.condition("DisruptionTarget")
+    # The scheduler sets this condition first; the Pod may run on for its grace period.
     if target.reason == "PreemptionByScheduler":
         return replace(_preempted(pod.replica, target.message), at=target.since)
     if pod.phase == "Failed" and reason in _EVICTED:
@@ -151,6 +153,8 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     if target.true:
         problem = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
         return Explanation(Cause.EVICTED, problem, _RECREATED, pod.replica, at=target.since)
+    # A kubelet that rejects a Pod fails it before any container starts; after its restart it may
+    # reject one whose containers have a status.
     rejected = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
     if pod.phase == "Failed" and reason and (rejected or not pod.status.get("containerStatuses")):
         return Explanation(

@@ -50,6 +50,7 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
     for event in facts.job_events:
         missed = companion is not None and companion.is_missed(event.get("message", ""))
         message = event.get("message", "").removeprefix("Error creating: ")
+        # Trainer refuses a job without its runtime with the same reason: see job.companion_gone.
         if event.get("reason") in refusals and not missed and not _is_there(facts, message, event):
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event

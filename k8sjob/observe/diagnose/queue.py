@@ -55,11 +55,13 @@ def queued(facts: Facts) -> Iterator[Finding]:
     if not workload:
         reason = "you cannot read Kueue's Workloads, or it has made none yet"
     elif reserved.true:
-        checks = _checks(workload, {"Pending", "Retry", "Rejected"})
+        checks = _undecided_checks(workload)
         reason = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
         if checks:
             step = f"ask Kueue's administrator who decides that check; {look} shows its state"
     else:
+        # Kueue passes over a Workload of the same shape as one that has just found no room: it has
+        # no condition for as long as that one waits.
         reason = one_line(reserved.message or "Kueue has not considered it yet")
         if stopped and reserved.message == stopped.message:
             reason = "it needs its quota again"
@@ -119,8 +121,6 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     if Object(workload).spec.get("active") is False:
         reason = one_line(Object(workload).condition("Evicted").message)
         cause = f"its Workload is deactivated{': ' * bool(reason)}{reason}"
-        if rejected := _checks(workload, {"Rejected"}):
-            cause += f"; {rejected}"
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
         return cause, f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\''
     finished = Object(workload).condition("Finished")
@@ -133,6 +133,7 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
         return None
     if reserved.reason == "AdmissionGated":
         return reason, "whoever set that annotation of the job must remove it"
+    # Kueue reports the roles in one text: one that can never fit keeps all of them from starting.
     of_roles = reason.split("couldn't assign flavors to pod set")
     if any(_has(part, "never") and not _has(part, "waits") for part in of_roles):
         return reason, "request less or other nodes, use another queue, or have the queue corrected"
@@ -143,13 +144,13 @@ def _has(text: str, kind: str) -> bool:
     return any(part in text for part in _MESSAGES[kind])
 
 
-def _checks(workload: Json, states: set[str]) -> str:
-    """The admission checks in some states, with what they say."""
+def _undecided_checks(workload: Json) -> str:
+    """The admission checks that keep a Workload from starting, with what they say."""
     return ", ".join(
         f"the admission check {check.get('name')} ({check.get('state')}"
         f"{': ' * bool(check.get('message'))}{one_line(check.get('message') or '')})"
         for check in Object(workload).status.get("admissionChecks") or ()
-        if check.get("state") in states
+        if check.get("state") != "Ready"
     )
 
 
@@ -177,12 +178,13 @@ def _holders(facts: Facts, reason: str) -> str:
         return ""
     resource, flavor = short[1], short[2]
     queues = facts.of_kind("ClusterQueue")
+    names = [Object(queue).name for queue in queues]
     held: defaultdict[str, Decimal] = defaultdict(Decimal)  # job -> its amount of the resource
     for workload in facts.of_kind("Workload"):
-        if Object(workload).condition("Finished").true:
-            continue  # it keeps what it was admitted with, and takes nothing
         admission = Object(workload).part("status", "admission")
-        if admission.get("clusterQueue") not in {Object(queue).name for queue in queues}:
+        # One that is finished keeps what it was admitted with, and takes nothing.
+        over = Object(workload).condition("Finished").true
+        if over or admission.get("clusterQueue") not in names:
             continue
         for assignment in admission.get("podSetAssignments") or ():
             if Object(assignment).part("flavors").get(resource) == flavor:
@@ -193,8 +195,7 @@ def _holders(facts: Facts, reason: str) -> str:
     largest = sorted(held.items(), key=lambda holder: (-holder[1], holder[0]))
     holders = listed(f"{job} has {as_text(resource, used)}" for job, used in largest)
     total = sum((_nominal(queue, resource, flavor) for queue in queues), Decimal())
-    names = ", ".join(Object(queue).name for queue in queues)
-    return f"; of the {as_text(resource, total)} of ClusterQueue {names} {holders}"
+    return f"; of the {as_text(resource, total)} of ClusterQueue {', '.join(names)} {holders}"
 
 
 def _nominal(queue: Json, resource: str, flavor: str) -> Decimal:

@@ -41,6 +41,7 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     condition = pod.condition("PodScheduled")
     if not (pod.live and condition.false):
         return None
+    # Pods that only wait for their gang say nothing: the one that fits no node has the reason.
     if OF_GANG.search(condition.message):
         reason = own_reason(facts)
         if not reason and facts.of_kind("PodGroup"):

@@ -100,11 +100,12 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     event = pod.last_event(*_NOT_MOUNTED, *AFTER_MOUNTS)
     if event.get("reason") not in _NOT_MOUNTED:
         return None
+    # The first mount of a new Pod often fails while the kubelet's caches lack its Secret.
     if event.get("count", 1) == 1 and facts.now - event_time(event) < _RETRIED:
         return None
     message = event.get("message", "")
     if "context deadline exceeded" in message or "timed out waiting" in message:
-        # An earlier Event has the reason.
+        # The kubelet gives up waiting after two minutes; an earlier Event has the reason.
         earlier = [e["message"] for e in pod.events if e.get("reason") == event["reason"]]
         message = next((text for text in earlier if "SetUp failed" in text), message)
     if reference := missing_reference(facts, message):
