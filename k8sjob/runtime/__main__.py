@@ -120,31 +120,29 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             lifeline=lifeline,
         )
         if shape is not None:
-            return _run_elastic(shape, program, settings, inbox)
+            run = partial(_run_elastic, shape, program, settings, inbox)
+            return _run_counted(run, settings, inbox)
         # A single node needs a port for its own processes only, on loopback.
         if node.master_port == 0:
             port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
             node = replace(node, master_port=port)
-        return _run_fixed(program(node), node, settings, inbox)
+        run = partial(_run_fixed, program(node), node, settings, inbox)
+        return _run_counted(run, settings, inbox)
 
 
-def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:
-    """Run the program in a group of a fixed size."""
-    count = RestartCount(config.restarts_file(), settings.max_restarts)
-    if count.refused is not None:
-        return count.refused, ExitCode.RESTARTS_SPENT
+def _run_fixed(
+    program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: Inbox, count: RestartCount
+) -> tuple[Reason | None, bool]:
+    """Run the program in a group of a fixed size; see run_agent."""
     with Roster(node, settings.job, config.agents_key()) as roster:
         coordinator = Coordinator(node, roster, count)
         reason, final = run_agent(program, settings, inbox, coordinator)
         if reason is None:
-            reason, final = coordinator.finish(inbox), True
+            return coordinator.finish(inbox), True
         # Under OnFailure the container starts again, and its processes join the others.
-        elif final or settings.restart_policy != "OnFailure":
+        if final or settings.restart_policy != "OnFailure":
             coordinator.give_up(reason)
-    count.end(reason, final=final)
-    if reason is None or inbox.stopping() or not reason.exit_code:
-        return _outcome(reason)
-    return _given_up(reason, settings, final=final)
+        return reason, final
 
 
 def _run_single(program: Program, settings: RuntimeConfig, inbox: Inbox) -> _Outcome:
@@ -158,29 +156,35 @@ def _run_elastic(
     program: Callable[[NodeEnv], Program],
     settings: RuntimeConfig,
     inbox: Inbox,
-) -> _Outcome:
+    count: RestartCount,
+) -> tuple[Reason | None, bool]:
     """Run the program in an elastic group; see k8sjob.runtime.agent.elastic."""
     # When its host is lost, a store writes a warning with C++ frames in each of torch's threads.
     export("TORCH_CPP_LOG_LEVEL", "ERROR", override=False)
     from k8sjob.runtime.agent.elastic import run_elastic  # imports torch
 
+    return run_elastic(shape, program, settings, inbox, count)
+
+
+def _run_counted(
+    run: Callable[[RestartCount], tuple[Reason | None, bool]],
+    settings: RuntimeConfig,
+    inbox: Inbox,
+) -> _Outcome:
+    """Run a group as often as max_restarts allows, over all containers of the pod.
+
+    `run` returns why the node's last start ended, and whether another one would end the same way.
+    """
     count = RestartCount(config.restarts_file(), settings.max_restarts)
     if count.refused is not None:
         return count.refused, ExitCode.RESTARTS_SPENT
-    reason, final = run_elastic(shape, program, settings, inbox, count)
+    reason, final = run(count)
     count.end(reason, final=final)
-    if reason is None or inbox.stopping():
+    if reason is None or inbox.stopping() or not retryable(reason.exit_code):
         return _outcome(reason)
-    return _given_up(reason, settings, final=final)
-
-
-def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -> _Outcome:
-    """The outcome of a node that may not start its ranks any more.
-
-    Under ExitCode the operator would make a new pod for a code of 128 or more, again and again.
-    """
-    again = retryable(reason.exit_code) and (final or settings.restart_policy == "ExitCode")
-    return reason, ExitCode.RESTARTS_SPENT if again else reason.exit_code
+    # Under ExitCode the operator would make a new pod for a code of 128 or more, again and again.
+    spent = final or settings.restart_policy == "ExitCode"
+    return reason, ExitCode.RESTARTS_SPENT if spent else reason.exit_code
 
 
 def _banner(node: NodeEnv, shape: ElasticEnv | None) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from k8sjob.runtime.comm.process_group import sum_dtype
 from k8sjob.runtime.data import move, strided
 
 if TYPE_CHECKING:
@@ -81,8 +80,8 @@ class _Tally:
     """(sum, count) of each number, on the device until the end."""
 
     def __init__(self, names: list[str], group: Group) -> None:
-        self._group, kind = group, sum_dtype(group.device)
-        self._sums = {name: torch.zeros((), dtype=kind, device=group.device) for name in names}
+        self._group, zero = group, torch.zeros((), dtype=torch.float64, device=group.device)
+        self._sums = {name: zero.clone() for name in names}
         self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, value: Tensor | None, samples: int) -> None:

@@ -14,12 +14,12 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime.comm.process_group import sum_dtype
+from k8sjob.runtime.base.hangs import SYNC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.comm.process_group import Group
-
-_SYNC: Final = "sync"
 
 
 class Waiting:
@@ -47,7 +45,7 @@ class Waiting:
 
     def phase(self, phase: str) -> None:
         """A phase begins, "sync" or another."""
-        if phase == _SYNC:
+        if phase == SYNC:
             self._since = self._since or (time.monotonic(), self._computed())
         elif self._since is not None:
             (began, computed), self._since = self._since, None
@@ -115,7 +113,7 @@ class ProgressReporter:
 
     def __init__(self, group: Group, reporter: Reporter, waiting: Waiting) -> None:
         self._group, self._reporter, self._waiting = group, reporter, waiting
-        self._pending = torch.zeros((), dtype=sum_dtype(group.device), device=group.device)
+        self._pending = torch.zeros((), dtype=torch.float64, device=group.device)
         self._pending_weight, self._pending_count = 0.0, 0
         self._distance = 1
         self._warm = False  # the first step also loads kernels, or compiles: no pace to go by

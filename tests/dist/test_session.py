@@ -79,16 +79,6 @@ def test_accumulation_sends_gradients_once_a_step(run_ranks):
     assert result["reductions"] == 6
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [({"backend": "tcp"}, "'tcp'"), ({"options": {"accumulate": 0}}, "strategy.accumulate")],
-)
-def test_a_setting_that_cannot_be_is_refused(start_ranks, config, named):
-    outcome = start_ranks(world=1, **config).finish()
-    assert outcome.codes == [ExitCode.CONFIG]
-    assert named in outcome.reasons[0]["message"]
-
-
 def plain(*argv, **env):
     """A program as one would start it by hand, without k8sjob."""
     clean = {

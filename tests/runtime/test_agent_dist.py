@@ -192,23 +192,6 @@ def test_so_is_the_wait_of_a_script_without_a_session(warned):
     assert over["over"]
 
 
-def test_a_group_that_hung_meets_again(nodes, tmp_path):
-    script = """
-        dog = watch(3)
-        for step in range(30):
-            dog.beat(step)
-            if step == 20 and env.rank == 1 and env.restart == 0:
-                os.kill(os.getpid(), signal.SIGSTOP)
-            dog.beat(step, SYNC)
-            together()
-    """
-    results = nodes(script, 2, hang_timeout=3.0, max_restarts=2)
-    assert [code for code, _, _ in results] == [0, 0], results
-    assert "rank 1: Hang" in results[1][1]
-    for rank, (_, err, _) in enumerate(results):
-        assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
-
-
 def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
     script = """
         dog = watch(1)

@@ -159,11 +159,7 @@ class TestRanksOfOtherNodes:
         assert told == {1: STUCK, 2: WORKS}
 
     @pytest.mark.parametrize(
-        "text",
-        [
-            *("", "[]", "{", '{"x": {}}', '{"1": 2}', '{"1": {"other": 1}}'),
-            *('{"1": {"waited": "9"}}', '{"1": {"step": Infinity}}'),
-        ],
+        "text", ["", "[]", "{", '{"x": {}}', '{"1": 2}', '{"1": {"other": 1}}']
     )
     def test_what_is_none_says_nothing(self, text):
         assert decode_ranks(text) == {}

@@ -59,15 +59,6 @@ def test_all_meet_and_agree(port):
     assert meetings[0].again().get("word") == b"heard"
 
 
-def test_a_late_rank_is_waited_for(port):
-    def late():
-        time.sleep(1)
-        return join(port, 0, 2)
-
-    meetings = in_threads(late, lambda: join(port, 1, 2))
-    assert [meeting.backend for meeting in meetings] == ["gloo"] * 2
-
-
 def test_rank_0_reports_the_missing_ranks_until_all_are_here(port):
     told, come = [], threading.Event()
 

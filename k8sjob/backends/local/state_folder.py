@@ -107,10 +107,10 @@ class JobFolder:
 
     def _named(self) -> Identity | None:
         try:
-            return Identity.from_json(read_json(self._keeper))
+            return Identity(**read_json(self._keeper))
         except FileNotFoundError:
             return None
-        except (BackendError, KeyError, TypeError, ValueError):
+        except (BackendError, TypeError):  # damaged, or its file server is away for a moment
             return _UNKNOWN
 
     def record_supervisor(self, pid: int) -> None:
@@ -425,11 +425,6 @@ class Identity:
             raise ProcessLookupError(f"no process {pid}")
         return cls(pid, started, _boot_id(), socket.gethostname())
 
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Identity:
-        """The inverse of asdict(); KeyError, TypeError or ValueError for anything else."""
-        return cls(int(body["pid"]), str(body["started"]), str(body["boot"]), str(body["host"]))
-
     @property
     def here(self) -> bool:
         """Whether it is (or was) a process of this machine."""
@@ -448,7 +443,7 @@ class Identity:
 
 
 _UNKNOWN: Final = Identity(0, "", "", "an unknown machine")
-"""Whoever a damaged file names."""
+"""Whoever a file names that cannot be read."""
 
 
 def kill_if(pid: int, is_meant: Callable[[], bool]) -> bool:

@@ -87,12 +87,12 @@ def run_elastic(
         EnvError: there is no folder to write in.
         OSError: a process could not be started.
     """
-    failures, losses = _Failures(count.restarts, config.max_restarts), 0
+    failures, losses, before = count.restarts, 0, None
     earlier = count.restarts  # a round is counted from 1 again where its host is new
     with closing(_Rendezvous(env, config)) as rendezvous:
         while (node := rendezvous.join(inbox)) is not None:
             began = time.monotonic()
-            count.begin(failures.count)
+            count.begin(failures)
             log_line(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
             leave = rendezvous.is_out_of_date
             record = run_attempt(program(node), rendezvous.round - 1, config, inbox, leave=leave)
@@ -108,7 +108,7 @@ def run_elastic(
             if inbox.stopping() or stays:
                 return reason, False
             if time.monotonic() - began >= TIMEOUTS.settled:
-                failures.count = losses = 0
+                failures = losses = 0
             why = describe(reason) if reason else "stopped"
             log_line(f"{why}; the remaining nodes start again")
             # A lost node costs the others no restart: it may happen as often as a spot machine is
@@ -117,28 +117,16 @@ def run_elastic(
                 losses += 1
             # Ranks that leave for a newcomer end as stopped, which is no failure.
             elif reason and reason.exit_code != ExitCode.STOPPED:
-                if end := failures.add(reason, record):
-                    return end
+                failures += 1
+                if last := in_vain(before, reason, record):
+                    return last, True
+                if failures > config.max_restarts:
+                    return reason, False
+                before = reason
                 write_restart(earlier + rendezvous.round, reason)
-            if failures.count or losses > 1:  # the first loss of a node is followed by no pause
-                inbox.sleep(backoff(failures.count + losses, _MAX_PAUSE_S))
+            if failures or losses > 1:  # the first loss of a node is followed by no pause
+                inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
     return stopped(inbox), False
-
-
-class _Failures:
-    """This node's failures, as long as no round between them lasts a minute."""
-
-    def __init__(self, count: int, most: int) -> None:
-        self.count, self._most = count, most
-        self._before: Reason | None = None
-
-    def add(self, reason: Reason, record: Attempt) -> tuple[Reason, bool] | None:
-        """What run_elastic returns after one more; None: another round may end better."""
-        self.count += 1
-        before, self._before = self._before, reason
-        if last := in_vain(before, reason, record):
-            return last, True
-        return (reason, False) if self.count > self._most else None
 
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:

@@ -59,11 +59,6 @@ def _family(addr: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in addr else socket.AF_INET
 
 
-def must_wait(node: NodeEnv) -> bool:
-    """Whether the Master's address is the name of another pod."""
-    return node.node_rank != 0 and _ip_address(node.master_addr) is None
-
-
 def await_master(node: NodeEnv, timeout: float, inbox: Inbox) -> None:
     """Return once the Master's name resolves, or a stop is requested.
 
@@ -74,7 +69,8 @@ def await_master(node: NodeEnv, timeout: float, inbox: Inbox) -> None:
         PeerLost: the name did not resolve in time. The Master may still come, so this is no error
             of the environment.
     """
-    if not must_wait(node):
+    # Node 0's own name may not resolve before it is ready, and an address needs no resolver.
+    if node.node_rank == 0 or _ip_address(node.master_addr) is not None:
         return
     problem = "no answer from the resolver yet"
 

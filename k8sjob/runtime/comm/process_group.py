@@ -88,11 +88,6 @@ def common_backend(infos: Sequence[RankInfo]) -> tuple[str, str]:
     )
 
 
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """float64 wherever the device has it: sums of many small losses stay exact."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 class Group:
     """All ranks of a session. With one rank every collective is a plain copy.
 

@@ -249,7 +249,7 @@ def test_this_process_is_alive_and_comes_back_from_json():
     me = Identity.of(os.getpid())
     assert me.alive
     assert me.here
-    assert Identity.from_json(asdict(me)) == me
+    assert Identity(**asdict(me)) == me
 
 
 def test_a_process_that_agrees_in_all_is_killed(sleeper):
