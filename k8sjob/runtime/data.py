@@ -188,6 +188,7 @@ class ShardSampler(DistributedSampler[int]):
 
     def shards(self) -> Iterator[BatchShard]:
         """This rank's part of each batch that is left in the epoch."""
+        # The end depends on the offset under "drop", so it is computed once.
         end, start = self._end(), self.offset
         window = self.global_batch * self.accumulate
         while start < end:
@@ -214,6 +215,8 @@ class ShardSampler(DistributedSampler[int]):
         if self.in_blocks:
             first = shard.start + self.rank * shard.count
             return cast("list[int]", self._order[first : first + shard.count].tolist())
+        # Ranks take turns, so that an epoch that was begun by other ranks goes on with the same
+        # samples.
         picked = self._order[shard.start + self.rank : shard.end : self.num_replicas]
         return picked.tolist() if shard.count else [int(self._order[0])]
 
@@ -271,6 +274,7 @@ def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list
     if batch_size < 1:
         raise ValueError(f"batch_size={batch_size}: it must be at least 1")
     mine = range(rank, len(dataset), world_size)
+    # By the longest share, so that all ranks come to the same number of collectives.
     largest = -(-len(dataset) // world_size)
     return [list(mine[at : at + batch_size]) for at in range(0, largest, batch_size)]
 
@@ -347,6 +351,7 @@ class Feed:
         # Not the default generator, which the model's dropout draws from: a run that resumes
         # within an epoch would differ from there on if an epoch's beginning moved it.
         self._generator = torch.Generator()
+        # From pinned memory a copy to the GPU runs beside the computation.
         options = {"pin_memory": on_gpu, **settings["loader_options"]}
         self._loader = _Loader(
             dataset, batch_sampler=self._batches, generator=self._generator, **options
@@ -359,6 +364,7 @@ class Feed:
 
     def loader(self, shards: list[BatchShard]) -> DataLoader[Any]:
         """The loader, which gives these shards next."""
+        # The loader itself stays, and with it its workers.
         self._batches.shards = shards
         # Odd constants give nearby (seed, epoch, rank) workers' seeds that are far apart.
         sampler = self.sampler

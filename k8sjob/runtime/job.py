@@ -212,6 +212,7 @@ class Job:
         Returns:
             name -> sum / count, the same on all ranks; nan where the count is 0.
         """
+        # One message for all names, in the order of the call, which the check compares.
         flat = [float(number) for pair in pairs.values() for number in pair]
         self._calls.check_often("job.reduce", ", ".join(pairs))
         total = self._group.sums(flat)
@@ -253,6 +254,7 @@ class Job:
             yield
             return
         call = self._calls.note("job.main_first")
+        # The others wait before the block, rank 0 after it: both are one call.
         if not self.is_main:
             self._calls.wait(call)
         self._in_main_first = True
@@ -316,6 +318,7 @@ class Job:
         """
         context = self._context
         context.begin()
+        # A loop written by hand has no other moment at which a step is counted.
         context.beat(context.step + 1)
         return not context.stop_coordinator.passes()
 

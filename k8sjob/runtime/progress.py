@@ -161,6 +161,7 @@ class ProgressReporter:
 
     def step(self, grad_norm: Tensor | None = None) -> None:
         """An optimizer step is done, with this norm of its gradients; report if it is time to."""
+        # `due` is about the step that comes, so it is asked before that is counted.
         due = self.due
         self._step += 1
         if due:

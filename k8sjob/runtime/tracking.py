@@ -270,6 +270,7 @@ class Tracker:
             if points:
                 self._retried(partial(client.log, points))
                 self._reached = True
+                # Points add up meanwhile, and travel in one request.
                 self._ending.wait(TIMEOUTS.track_every)
         self._retried(partial(client.close, state))
 

@@ -140,6 +140,7 @@ class Run:
             )
         try:
             for epoch in range(self._position["epoch"], count):
+                # A stop between two epochs is saved at the beginning of the later one.
                 self.epoch, self._begun = epoch, False
                 self._point()
                 yield epoch
@@ -208,6 +209,7 @@ class Run:
         for self._shard, batch in batches:
             self._context.beat(self.steps)
             yield move(batch, self._context.device)
+            # step() has taken the shard, unless the loop left it out.
             if self._shard is not None:
                 raise RuntimeError(
                     "a batch was not given to run.step(): call it once for each batch, on every "
@@ -242,6 +244,7 @@ class Run:
         self._position |= {"samples": 0, "seed": self._context.seed, "form": feed.form}
         offset = self._position["offset"]
         self._begin_progress(self._stream_steps, -(-offset // self._accumulate))
+        # A stream has no length: how many batches a step has is known when the ranks have told it.
         for window in feed.windows(offset, self._accumulate):
             if not all(shard.count for shard, _ in window):
                 self._check_norms('use tail="drop"')
@@ -369,6 +372,7 @@ class Run:
     def _begin_epoch(self, feed: Feed) -> list[BatchShard]:
         sampler = feed.sampler
         try:
+            # The run's position counts, which may be that of a checkpoint.
             sampler.load_state_dict({**sampler.state_dict(), **self._position, "epoch": self.epoch})
         except ValueError as error:
             self._restart_epoch(str(error))
@@ -396,6 +400,7 @@ class Run:
     def _begin_progress(self, steps: int, done: int) -> None:
         loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
         self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
+        # An evaluation of the script's own may have left it in eval mode.
         if not self.model.training:
             self.model.train()
 

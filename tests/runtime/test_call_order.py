@@ -30,14 +30,12 @@ STEP = call(7, "run.step", line=41)
             "rank 0 called run.evaluate (main.py:44) where ranks 1-3 called run.step (main.py:41);",
         ),
         ({1: EVALUATE, 2: STEP}, "ranks 0-1 called run.evaluate (main.py:44) where rank 2 called"),
-        ({1: STEP._replace(number=9)}, "where rank 1 called run.step (main.py:41);"),
         (
             {1: EVALUATE._replace(number=8, line=50)},
             "where rank 1 called run.evaluate (main.py:50)",
         ),
         ({1: EVALUATE._replace(detail="9 samples")}, "with 12 samples (main.py:44) where rank 1"),
         ({1: call(7, LEAVING, line=9)}, "where rank 1 left runtime.session (main.py:9);"),
-        ({1: STEP._replace(file="")}, "where rank 1 called run.step;"),
     ],
 )
 def test_calls_that_differ_are_reported_with_their_lines(others, reply):

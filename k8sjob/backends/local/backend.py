@@ -104,8 +104,6 @@ class LocalBackend:
         if not self._oversubscribe:
             check_processes(plan.spec.world_size)
         self._refuse_taken(ref.name)
-        # Before the copies are made, which need the space.
-        self._trim_abandoned()
         source, notice, identity = str(plan.folder.resolve()), "", ref.uid
         if plan.spec.checkpoint and not self._fresh:
             identity, notice = resumed_checkpoints(
@@ -153,12 +151,6 @@ class LocalBackend:
             with suppress(JobNotFound):
                 yield folder, read_state(folder)
 
-    def _trim_abandoned(self) -> None:
-        """Free the space of jobs whose supervisors were killed before they could."""
-        for folder in self._store.folders():
-            if folder.has_reserve and not folder.supervisor() and folder.is_of_here:
-                folder.trim()
-
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
         inner, lifeline = os.pipe()
         # The supervisor of a detached job must not hold a pipe whose end would stop it.
@@ -176,6 +168,7 @@ class LocalBackend:
                 )
         finally:
             os.close(inner)
+        # Until now this process was responsible: a job is never without one.
         folder.record_supervisor(process.pid)
         if self._detached:
             os.close(lifeline)
@@ -198,6 +191,8 @@ class LocalBackend:
         """All jobs, the newest first; those past their ttl_after_finished are removed."""
         snapshots = []
         for folder, snapshot in self._states():
+            # The operator deletes such a job; here nobody runs after its end but who lists the
+            # jobs.
             expired = has_ended(snapshot.job) and is_expired(snapshot.job.raw, datetime.now(UTC))
             if expired and not folder.supervisor():
                 folder.remove()
@@ -359,6 +354,7 @@ class LocalBackend:
                     f"the supervisor of {ref}, process {supervisor.pid} on {supervisor.host}, does"
                     " not respond; end it there, and delete the job again"
                 )
+        # Read before the folder goes, which has the name.
         identity = identity_of(folder)
         folder.remove()
         if checkpoints:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter
 from k8sjob.backends.local.mounts import with_mounts
-from k8sjob.backends.local.state_folder import kill_if, open_file
+from k8sjob.backends.local.state_folder import kill_if, open_file, stat_fields
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -244,30 +244,26 @@ def _kill_family(root: int | None, mark: str) -> None:
     variable = mark.encode()
     # All are read before any is killed: the children of a killed one get another parent.
     births = {
-        int(e.name): _parent_and_start_time(e)
-        for e in Path("/proc").iterdir()
-        if e.name.isdecimal()
+        int(entry.name): _parent_and_start_time(int(entry.name))
+        for entry in Path("/proc").glob("[0-9]*")
     }
 
     def is_kin(pid: int) -> bool:
-        entry = Path("/proc", str(pid))
         descends = root and _descends(pid, root, births)
         # The number may have come to mean another process since the list was made.
-        if descends and _parent_and_start_time(entry)[1] == births[pid][1]:
+        if descends and _parent_and_start_time(pid)[1] == births[pid][1]:
             return True
-        return variable in (entry / "environ").read_bytes().split(b"\0")
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
     for pid in births:
         with suppress(OSError):  # gone, or not ours to look at
             kill_if(pid, partial(is_kin, pid))
 
 
-def _parent_and_start_time(entry: Path) -> tuple[int, int]:
-    """The parent and the start time of a process, by its folder in /proc; zeros if it is gone."""
-    with suppress(OSError):
-        fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[1]), int(fields[19])
-    return 0, 0
+def _parent_and_start_time(pid: int) -> tuple[int, int]:
+    """The parent and the start time of a process; zeros if it is gone."""
+    fields = stat_fields(pid)
+    return (int(fields[1]), int(fields[19])) if fields else (0, 0)
 
 
 def _descends(pid: int, root: int, births: Mapping[int, tuple[int, int]]) -> bool:

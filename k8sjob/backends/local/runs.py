@@ -69,6 +69,7 @@ def _read_valid_state(folder: JobFolder) -> Json:
     """The state without nulls; BackendError if it is damaged, or not the state of this job."""
     state, wrong = fit(read_json(folder.state), _STATE)
     name, uid = (at_path(state, "job", "metadata", key) for key in ("name", "uid"))
+    # A folder that was copied or renamed by hand has another job's state.
     whole = state.keys() == _STATE.keys() and name == folder.name
     if whole and not wrong and uid and uid.startswith(folder.run):
         return state

@@ -99,29 +99,20 @@ class JobFolder:
         Also None for one of another machine that has not shown for long that it runs: the machine
         may have ended, or have had another name. So it is with a damaged file.
         """
-        keeper, recent = self._named(), True  # also where a file server is away for a moment
-        with suppress(OSError):
-            recent = time.time() - self._keeper.lstat().st_mtime < _SILENT_S
-        is_alive = keeper is not None and (keeper.alive if keeper.here else recent)
-        return keeper if is_alive else None
-
-    def _named(self) -> Identity | None:
         try:
-            return Identity(**read_json(self._keeper))
+            keeper = Identity(**read_json(self._keeper))
         except FileNotFoundError:
             return None
         except (BackendError, TypeError):  # damaged, or its file server is away for a moment
-            return _UNKNOWN
+            keeper = _UNKNOWN
+        recent = True  # also where the file server is away
+        with suppress(OSError):
+            recent = time.time() - self._keeper.lstat().st_mtime < _SILENT_S
+        return keeper if (keeper.alive if keeper.here else recent) else None
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
         write_json(self._keeper, asdict(Identity.of(pid)))
-
-    @property
-    def is_of_here(self) -> bool:
-        """Whether its supervisor is or was a process of this machine; true where none is known."""
-        keeper = self._named()
-        return keeper in {None, _UNKNOWN} or keeper.here
 
     def show_alive(self) -> None:
         """Show other machines that the supervisor runs; for the supervisor."""
@@ -161,11 +152,6 @@ class JobFolder:
                 taken[file.name] = read_json(file)
                 file.unlink()
         return taken
-
-    @property
-    def has_reserve(self) -> bool:
-        """Whether the disk space that is reserved for the job's end is still there."""
-        return self._ballast.exists()
 
     def make_room(self) -> None:
         """Free the disk space that was reserved, so that the end can be written."""
@@ -468,15 +454,18 @@ def kill_if(pid: int, is_meant: Callable[[], bool]) -> bool:
 def _started(pid: int) -> str | None:
     """The start time of a process; None when there is none, or only its zombie."""
     if sys.platform == "linux":
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return None
-        fields = stat.rpartition(")")[2].split()  # the name before may hold anything
-        return None if fields[0] in "ZX" else fields[19]
+        fields = stat_fields(pid)
+        return None if not fields or fields[0] in "ZX" else fields[19]
     answer = _output("/bin/ps", "-o", "stat=,lstart=", "-p", str(pid))
     state, _, started = answer.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The state, parent and so on of a process of Linux; empty when there is none."""
+    with suppress(OSError):  # the name in parentheses may hold anything
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
 
 
 def _boot_id() -> str:

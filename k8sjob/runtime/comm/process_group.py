@@ -187,6 +187,7 @@ class Group:
         """Rank 0's bytes, or its None, on every rank; the others' argument is ignored."""
         if self.world_size == 1:
             return content
+        # The others learn the length first, since a broadcast needs tensors of one size.
         length = torch.tensor([-1 if content is None else len(content)])
         total = int(self.broadcast(length))
         if total < 0:

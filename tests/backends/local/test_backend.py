@@ -321,11 +321,6 @@ def test_large_copies_go_when_the_job_has_ended_and_outputs_stay(backend, finish
     for work in works:
         assert sorted(path.name for path in work.iterdir()) == ["changed", "made", "main.py"]
     assert (made.folder / "large").exists()
-    folder.launch.touch()  # all is older now, as if nothing had been changed ...
-    (folder.path / "ballast").touch()  # ... and as if the supervisor had been killed
-    backend.create(make_plan("pass", name="other", workers=0))
-    for work in works:
-        assert [path.name for path in work.iterdir()] == ["main.py"]
 
 
 def test_what_a_container_leaves_behind_is_killed_with_it(backend, wait, make_plan, alive):

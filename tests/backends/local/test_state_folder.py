@@ -180,7 +180,7 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
     folder = make(store, "a", "1")
 
     def full(path, body):
-        if folder.has_reserve:
+        if (folder.path / "ballast").exists():
             raise BackendError(f"cannot write {path}") from OSError(errno.ENOSPC, "full")
         write_json(path, body)
 
