@@ -79,12 +79,8 @@ class Measured:
     copies: bool = False
     optimizer_class: str = ""
 
-    def at(self, batch: int, second: Measured | None) -> Measured:
+    def at(self, batch: int, second: Measured) -> Measured:
         """With another batch size, on the line through this measurement and another one."""
-        if second is None or second.batch == self.batch:
-            if batch == self.batch:
-                return self
-            raise ValueError("one measurement gives one batch size")
         share = (batch - self.batch) / (second.batch - self.batch)
 
         def between(low: int, high: int) -> int:
@@ -242,7 +238,8 @@ def fit(
     reshard = getattr(strategy, "reshard", True)
 
     def parts_of(kind: str, batch: int) -> dict[str, int]:
-        return peak(first.at(batch, doubled), kind, divided, reshard=reshard)
+        model = first.at(batch, doubled) if doubled else first
+        return peak(model, kind, divided, reshard=reshard)
 
     def total_of(kind: str, batch: int) -> int:
         return parts_of(kind, batch)["total"]

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
@@ -23,7 +21,7 @@ from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from k8sjob.forking.ranks import serve
-from k8sjob.forking.script import StopScript, run_to_end, wrap
+from k8sjob.forking.script import StopScript, run_to_end, without_gpus, wrap
 from k8sjob.runtime.data import ShardSampler
 from k8sjob.runtime.strategies.blocks import find_blocks
 
@@ -137,20 +135,11 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         def bypass(_original: Any, model: Any, *args: Any, **options: Any) -> Any:
             return model.module(*args, **options)
 
-        def start(original: Any, backend: Any = None, *args: Any, **options: Any) -> Any:
-            # There are no GPUs here.
-            if "nccl" in str(backend):
-                backend = "gloo"
-            return original(backend, *args, **options)
-
         wrap(data.DataLoader, "__init__", larger)
         wrap(data.DataLoader, "__iter__", batches)
         wrap(ShardSampler, "__init__", larger)
         wrap(DistributedDataParallel, "forward", bypass)  # its buckets are computed
-        wrap((distributed_c10d, dist), "init_process_group", start)
-        # Uncompiled: a compiler merges operations, so that the dispatcher does not see what they
-        # allocate.
-        wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
+        without_gpus()
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         self._depth += 1

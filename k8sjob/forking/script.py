@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 
@@ -48,3 +53,18 @@ def wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(wrapped, original, updated=())
         for owner in owners:
             setattr(owner, name, wrapped)
+
+
+def without_gpus() -> None:
+    """Let a script for GPUs run on CPUs: gloo in place of nccl, and nothing compiled."""
+
+    def start(original: Any, *args: Any, **options: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **options).arguments
+        if "nccl" in str(bound.get("backend")):
+            bound["backend"] = "gloo"
+        return original(**bound)
+
+    wrap((distributed_c10d, dist), "init_process_group", start)
+    # A compiler merges operations: the modules' hooks and torch's dispatcher would not see them.
+    # As a decorator torch.compile has no model yet.
+    wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))

@@ -140,7 +140,7 @@ class Trace:
             self.passes[key].batches[event["index"]].slices += event["digests"]
         else:
             fields = {name: event[name] for name in ("size", "ids", "raw", "digests")}
-            self.passes[key].batches.append(Batch(**fields, drawn=event.get("drawn") or []))
+            self.passes[key].batches.append(Batch(**fields, drawn=event["drawn"] or []))
             # The first batch of a pass: whether it is an evaluation or training is not known yet.
             if not event["index"]:
                 self._evaluating().passes.append(key)
@@ -196,12 +196,12 @@ class TracedRun:
     def fails(self) -> bool:
         """Whether a rank fails, is killed, or waits for ever."""
         ended = any(trace.end["how"] == "error" for trace in self.traces)
-        return ended or bool(self.answer["hung"] or self.answer.get("failed"))
+        return ended or bool(self.answer["hung"] or self.answer["failed"])
 
     @property
     def killed(self) -> dict[int, str]:
         """The ranks that ended in the middle of what they did, and how."""
-        codes = {int(rank): code for rank, code in self.answer.get("failed", {}).items()}
+        codes = {int(rank): code for rank, code in self.answer["failed"].items()}
         return {
             rank: f"is killed by {Signals(-code).name}" if code < 0 else f"exits with {code}"
             for rank, code in sorted(codes.items())

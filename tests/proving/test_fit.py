@@ -56,8 +56,6 @@ def test_two_measurements_give_every_batch_size():
     assert (found.batch, found.inputs, found.activations) == (32, 32, 80 + 3 * 70)
     twice = replace(TWICE, blocks=(LAST._replace(activations=130), *ONE.blocks[1:]))
     assert [one.activations for one in ONE.at(32, twice).blocks] == [70 + 3 * 60, 60, 50]
-    with pytest.raises(ValueError, match="one batch size"):
-        ONE.at(9, None)
 
 
 def test_the_largest_batch_is_the_last_that_fits():

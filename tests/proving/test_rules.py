@@ -24,7 +24,8 @@ def scaled(sketch, factor):
 
 OWN = (vector(1.0, 2.0, 4.0), vector(3.0, -2.0, 1.0))
 MEAN, WEIGHT = vector(2.0, 0.0, 2.5), vector(1.0, 1.0, 1.0)
-MODEL = {"kind": "model", "wrapper": "", "norms": [], "sharded": False, "dtype": [], "weights": {}}
+MODEL = {"kind": "model", "wrapper": "", "norms": [], "sharded": False, "dtype": [], "weights": {},
+         "buffers": {}}  # fmt: skip
 DONE = {"kind": "end", "how": "done"}
 RAISED = {"kind": "end", "how": "error", "type": "KeyError", "message": "x", "where": "m.py:2"}
 
@@ -58,7 +59,7 @@ def evidence(tmp_path):
             for rank, events in enumerate(records):
                 text = "".join(json.dumps(event) + "\n" for event in events)
                 (tmp_path / name / f"trace-{rank}.jsonl").write_text(text)
-            answer = {"ranks": len(records), "hung": False, "places": {}}
+            answer = {"ranks": len(records), "hung": False, "places": {}, "failed": {}}
             read[name] = TracedRun.read(tmp_path / name, answer)
         return Evidence(**read)
 

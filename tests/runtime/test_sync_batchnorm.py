@@ -1,5 +1,7 @@
 """In a group of one it is torch's BatchNorm; over several ranks see tests/dist."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,7 @@ from torch import nn
 
 from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm, convert
 
+RANKS = SimpleNamespace(world_size=2, backend="gloo")
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -22,7 +25,7 @@ def pair(kind, **options):
     stock = kind(3, **options).double()
     other = kind(3, **options).double()
     other.load_state_dict(stock.state_dict())
-    return stock, convert(other)
+    return stock, convert(other, RANKS)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_conversion_goes_deep_and_keeps_everything():
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ModuleDict({"in": nn.BatchNorm2d(3)}))
     model[1]["in"].eval()
     weight, names = model[1]["in"].weight, list(model.state_dict())
-    converted = convert(model)
+    converted = convert(model, RANKS)
     assert isinstance(converted[1]["in"], SyncBatchNorm)
     assert converted[1]["in"].weight is weight
     assert not converted[1]["in"].training

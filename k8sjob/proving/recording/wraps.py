@@ -29,7 +29,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from k8sjob.forking.ranks import SEED
-from k8sjob.forking.script import wrap
+from k8sjob.forking.script import without_gpus, wrap
 from k8sjob.proving.recording.recorder import Fetched
 from k8sjob.proving.recording.sketch import digest
 from k8sjob.runtime.base.env import copy_environ
@@ -73,6 +73,7 @@ def install(recorder: Recorder) -> None:
         _wrap_processes,
     ):
         part(recorder)
+    without_gpus()
     sys.stdout, sys.stderr = _Stream(sys.stdout, recorder), _Stream(sys.stderr, recorder)
 
 
@@ -118,8 +119,6 @@ def _wrap_modules(recorder: Recorder) -> None:
     wrap(nn.Module, "load_state_dict", load)
     wrap(torch.autograd, "backward", backward)
     wrap(torch.autograd, "grad", grad)
-    # Compiled code would call no hooks of the modules inside. As a decorator it has no model yet.
-    wrap(torch, "compile", lambda _, model=None, **__: model or (lambda function: function))
 
 
 def _wrap_optimizers(recorder: Recorder) -> None:
@@ -317,9 +316,6 @@ def _wrap_collectives(recorder: Recorder) -> None:
 
     def start(original: Any, *args: Any, **options: Any) -> Any:
         bound = inspect.signature(original).bind(*args, **options).arguments
-        # The runs are on this machine's CPU.
-        if "nccl" in str(bound.get("backend")) and not torch.cuda.is_available():
-            bound["backend"] = "gloo"
         env, numbers = copy_environ(), {}
         for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
             argument = bound.get(name, -1)

@@ -154,7 +154,7 @@ def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
     """Each worker of a loader gives all samples of a stream."""
     for kind, samples, rows in _shards(evidence):
         about, counts = rows[0].about, [Counter(rank).values() for rank in samples]
-        workers = about.get("workers", 0)
+        workers = about["workers"]
         whole = kind == "digests" and about["iterable"] and all(row.complete for row in rows)
         if whole and workers > 1 and all(n % workers == 0 for each in counts for n in each):
             text = message("same-in-workers", workers=workers)
@@ -164,7 +164,7 @@ def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
 def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
     """The ranks' data sets draw the same random numbers for different samples."""
     for rows in training(evidence):
-        workers = rows[0].about.get("workers", 0)
+        workers = rows[0].about["workers"]
         draws = [[batch.drawn for batch in row.batches] for row in rows]
         for at, drawn in enumerate(zip(*draws, strict=False)):
             # Worker n prepares batch n first.

@@ -25,7 +25,7 @@ def model_init(evidence: Evidence) -> Iterator[Difference]:
     every = [] if evidence.many.sharded else [trace.models for trace in evidence.ranks]
     for first, *models in zip(*every, strict=False):
         for rank, model in enumerate(models, 1):
-            mine_of, its = ({**m["weights"], **m.get("buffers", {})} for m in (first, model))
+            mine_of, its = ({**m["weights"], **m["buffers"]} for m in (first, model))
             for name, mine in mine_of.items():
                 weight = its.get(name)
                 # DistributedDataParallel makes weights equal when it is made, which may be after

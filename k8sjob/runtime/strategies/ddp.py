@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
-        model = sync_batchnorm.convert_for(model, group)
+        model = sync_batchnorm.convert(model, group)
     # DistributedDataParallel has no hooks between the layers, so one graph can have all of them.
     prepare_layers(model, options, as_one=True)
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])

@@ -58,7 +58,7 @@ class _ServerTables:
         # RPC calls these functions from several threads of its own, for several trainers.
         self.lock = threading.Lock()
         self.tables: dict[str, nn.Embedding | nn.EmbeddingBag] = {}
-        self.optimizer: Optimizer | None = None
+        self.optimizer: Any = None  # until make_optimizer, which the trainers call first
         # trainer -> weight -> the sum of its gradients in this window; weights by identity.
         self.sums: dict[int, dict[Tensor, Tensor]] = defaultdict(dict)
 
@@ -107,37 +107,29 @@ def take_gradients(trainer: int, context: int, closes: bool) -> None:  # noqa: F
             # number.
             for weight, gradient in _HELD.sums.pop(trainer).items():
                 weight.grad = gradient
-            optimizer = _optimizer()
-            optimizer.step()
-            optimizer.zero_grad()
+            _HELD.optimizer.step()
+            _HELD.optimizer.zero_grad()
 
 
 def set_rates(rates: Mapping[str, Any]) -> None:
     """Take over the trainers' learning rate and whatever else a schedule changes."""
-    _optimizer().param_groups[0].update(rates)
+    _HELD.optimizer.param_groups[0].update(rates)
 
 
 def state() -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """This server's columns by table, and the optimizer's state of each."""
     with _HELD.lock:
         weights = {name: weight.detach().clone() for name, weight in _HELD.weights.items()}
-        of = _optimizer().state
+        of = _HELD.optimizer.state
         return weights, {name: dict(of[weight]) for name, weight in _HELD.weights.items()}
 
 
 def take_state(weights: Mapping[str, Tensor], moments: Mapping[str, dict[str, Any]]) -> None:
     """Take over what state() gave."""
-    optimizer = _optimizer()
     with _HELD.lock, torch.no_grad():
         for name, weight in _HELD.weights.items():
             weight.copy_(weights[name])
-            optimizer.state[weight] = dict(moments.get(name, {}))
-
-
-def _optimizer() -> Optimizer:
-    if _HELD.optimizer is None:
-        raise RuntimeError("the tables have no optimizer yet")
-    return _HELD.optimizer
+            _HELD.optimizer.state[weight] = dict(moments.get(name, {}))
 
 
 _FIND: Any = find

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: FSDP2, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
-        model = sync_batchnorm.convert_for(model, group)
+        model = sync_batchnorm.convert(model, group)
     blocks = prepare_layers(model, options)
     mesh = Mesh(group)
     if group.world_size > 1:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed.autograd as dist_autograd
 from torch.nn.parallel import DistributedDataParallel
 
-from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
@@ -50,7 +49,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     on_gpu = [group.device] if group.device.type == "cuda" else None
     wrapped = DistributedDataParallel(model, device_ids=on_gpu)
     steps = _Steps(model, remote, group)
-    state, mesh = _State(model, remote, whole, group), Mesh(group)
+    state, mesh = _State(remote, whole, group), Mesh(group)
     # torch averages the gradients in a batch's context, without those of earlier batches.
     added_up = options["accumulate"] > 1
 
@@ -162,10 +161,8 @@ def _rates(optimizer: Optimizer) -> dict[str, Any]:
 class _State:
     """The state of a model and its tables, as one process would have it."""
 
-    def __init__(
-        self, model: nn.Module, remote: RemoteTables, whole: StageState, group: Group
-    ) -> None:
-        self._model, self._remote, self._whole, self._group = model, remote, whole, group
+    def __init__(self, remote: RemoteTables, whole: StageState, group: Group) -> None:
+        self._remote, self._whole, self._group = remote, whole, group
 
     def capture(self, optimizer: Optimizer) -> dict[str, Any]:
         """See Strategy.capture."""
@@ -181,11 +178,9 @@ class _State:
         self._whole.restore(optimizer, state)
         if self._group.rank == 0:
             stored = state["optimizer"]["state"]
-            keys = {name: f"{name}.weight" for name in self._remote.names}
-            numbers = {name: self._whole.parameters.index(key) for name, key in keys.items()}
             of_tables = {
-                name: (state["model"][key], stored.get(numbers[name], {}))
-                for name, key in keys.items()
+                name: (state["model"][f"{name}.weight"], stored.get(self._number(name), {}))
+                for name in self._remote.names
             }
             # The optimizer has the rates of the checkpoint here, and the servers had those of the
             # script.
@@ -194,18 +189,17 @@ class _State:
         self._group.barrier()
 
     def _joined(self, optimizer: Optimizer) -> dict[str, Any]:
-        of_tables = {f"{name}.weight": table for name, table in self._remote.state().items()}
-        dense = on_host(model_state.parts(self._model, optimizer))
-        weights = dense["model"] | {key: weight for key, (weight, _) in of_tables.items()}
-        names = [name for name, _ in self._model.named_parameters()]
-        state = {names[at]: values for at, values in dense["optimizer"]["state"].items()}
-        state |= {key: values for key, (_, values) in of_tables.items()}
-        order = list(enumerate(self._whole.parameters))
-        group = {**_rates(optimizer), "params": [at for at, _ in order]}
+        dense = on_host(self._whole.parts(optimizer))
+        weights, state = dense["model"], dense["optimizer"]["state"]
+        for name, (weight, moments) in self._remote.state().items():
+            weights[f"{name}.weight"] = weight
+            if moments:
+                state[self._number(name)] = moments
         return {
             "model": {name: weights[name] for name in self._whole.keys},
-            "optimizer": {
-                "state": {at: state[name] for at, name in order if state.get(name)},
-                "param_groups": [group],
-            },
+            "optimizer": {**dense["optimizer"], "state": dict(sorted(state.items()))},
         }
+
+    def _number(self, table: str) -> int:
+        """The number that a table's weight has in the whole model."""
+        return self._whole.parameters.index(f"{table}.weight")

@@ -102,16 +102,16 @@ class SyncBatchNorm(_BatchNorm):  # DistributedDataParallel refuses torch's on C
                 running.lerp_(value.to(running.dtype), weight)
 
 
-def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
-    """The model with its batch normalization synchronized over `ranks`, torch's for nccl."""
-    return model if group.world_size == 1 else convert(model, ranks, stock=group.backend == "nccl")
+def convert(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
+    """The model with its batch normalization synchronized over `ranks`, torch's own for nccl.
 
-
-def convert(model: nn.Module, ranks: Any = None, *, stock: bool = False) -> nn.Module:
-    """The model with every batch normalization synchronized; parameters and buffers are kept."""
+    Parameters and buffers are kept. A group of one changes nothing.
+    """
+    if group.world_size == 1:
+        return model
     # torch finds the layers and moves their parameters; below, only the class is another one.
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks)  # type: ignore[no-untyped-call]  # torch leaves it so
     for module in model.modules():
-        if type(module) is nn.SyncBatchNorm and not stock:
+        if type(module) is nn.SyncBatchNorm and group.backend != "nccl":
             module.__class__ = SyncBatchNorm  # type: ignore[assignment]  # it has the same state
     return model

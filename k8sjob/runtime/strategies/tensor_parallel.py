@@ -53,7 +53,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     broadcast_state(model, group)
     if options["sync_batchnorm"] and mesh.data_size > 1:
         _check_norms(model, divided)
-        model = sync_batchnorm.convert_for(model, group, mesh.process_group("data"))
+        model = sync_batchnorm.convert(model, group, mesh.process_group("data"))
     prepare_layers(model, options)
     ranks = mesh.axis("model")
     if ranks is not None:
