@@ -422,16 +422,7 @@ def repeated(elements, name="_rebuild_tensor_v2"):
 
 ENDLESS = {
     "key": b"}" + endless_tuples() + b"K\x01s.",
-    "element of a set": b"cbuiltins\nset\n](" + endless_tuples() + b"e\x85R.",
-    "no function": endless_tuples() + b")R.",
-    "no class": endless_tuples() + b")\x81.",
     "name of a layout": b"ctorch.serialization\n_get_layout\n" + endless_tuples() + b"\x85R.",
-    "name of a storage": b"("
-    + text("storage")
-    + b"ctorch\nFloatStorage\n"
-    + endless_tuples()
-    + text("cpu")
-    + b"K\x06tQ.",
     "deep key": b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
     "bytes": b"cbuiltins\nbytearray\n\x8a\x06\0\0\0\0\0\x01\x85R.",
     "encoded bytes": b"c_codecs\nencode\nq\x00"
@@ -441,11 +432,6 @@ ENDLESS = {
     + b"".join(b"h\x00h%c" % at + text("hex") + b"\x86Rq%c" % (at + 1) for at in range(1, 60))
     + b".",
     "list that holds itself": b"}" + text("a") + b"]q\x00h\x00as.",
-    "converted tensor": b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n("
-    + repeated(1 << 36)
-    + b"ctorch\nfloat64\n"
-    + text("cpu")
-    + b"\x89tR.",
     "elements of a sparse tensor": b"ctorch._utils\n_rebuild_sparse_tensor\n("
     + text("torch.sparse_coo")
     + b"("
@@ -481,14 +467,10 @@ def test_a_pickle_that_would_never_end_is_skipped(either, name):
     [
         b"}" + endless_tuples() + b"K\x01s.",
         b"cbuiltins\ngetattr\n" + endless_tuples() + b"\x85R.",
-        b"cbuiltins\ngetattr\n" + endless_tuples() + b"h\x00\x86R.",
-        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
-        + endless_tuples()
-        + b"\x85R.",
         b"\x96" + (1 << 36).to_bytes(8, "little") + b".",
         b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
     ],
-    ids=["key", "arguments", "object", "enumeration", "bytes", "depth"],
+    ids=["key", "arguments", "bytes", "depth"],
 )
 @pytest.mark.timeout(60)
 def test_a_description_that_would_never_end_is_skipped(desk, operations):
@@ -640,7 +622,6 @@ class Level(IntEnum):
         ({"level": Level.HIGH}, r"state\['level'\] is a .*Level"),
         ({"a": {Phase.WARM: 1}}, r"the key <Phase.* of state\['a'\] is a .*Phase"),
         ({torch.ones(2).double().numpy()[0]: 1}, r"the key .* of state is a numpy.float64"),
-        ({"f": torch.ones(2).numpy()}, r"state\['f'\] is a numpy.ndarray"),
         ({"f": torch.ones(2).double().numpy()[0]}, r"state\['f'\] is a numpy.float64"),
     ],
 )

@@ -51,17 +51,12 @@ def test_activations_of_any_type_and_shape_and_one_message_where_they_stay(sent)
         (0, torch.randn(4, 8), 3),
         (1, torch.randn(3, 8), 3),
         (0, torch.randn(4, 8), 1),
-        (1, torch.randn(3, 8), 1),
-        (-1, torch.randn(9, 8), 3),
-        (0, torch.randn(4, 8), 1),
         (0, torch.randn(2, 8), 3),  # the last batch is shorter
         (0, torch.randn(4, 8), 3),
         (0, torch.randn(4, 8).bfloat16(), 3),
-        (0, torch.randn(4, 8).bfloat16(), 1),
         (0, torch.randn(32).bfloat16(), 3),  # of as many bytes
         (0, torch.randn(()), 3),
         (0, torch.randn(2, 0), 3),
-        (0, torch.randn(2, 0), 1),
     ]
     for place, output, messages in outputs:
         before.give_output(output, place)
@@ -106,11 +101,8 @@ OPTIONS = STRATEGIES["model_split"].settings({})
 @pytest.mark.parametrize(
     ("first", "stages", "gpus", "numbers"),
     [
-        (GPU, 2, 2, [0, 1]),
         (GPU, 3, 2, [0, 0, 1]),
         (GPU, 2, 4, [0, 1]),
-        (GPU, 4, 1, [0, 0, 0, 0]),
-        (CPU, 3, 2, [None, None, None]),
         (CPU, 2, 0, [None, None]),
     ],
 )
@@ -209,8 +201,6 @@ def test_a_layer_with_state_is_in_one_stage(layer, detail):
     [
         (nn.Linear(2, 2), ["0"], "Linear is not a chain of layers"),
         (chain(), ["3"], "'3' is not a layer of the chain; valid layers: 0, 1.0, 1.1, 2"),
-        (chain(), ["1"], "'1' is not a layer of the chain"),
-        (chain(), ["0"], "leave a stage without layers"),
         (chain(), ["2", "1.0"], "leave a stage without layers"),
         (chain(), ["1.1", "2"], r"stage 1 \(1.1\) has nothing to train"),
     ],

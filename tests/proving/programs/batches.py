@@ -25,7 +25,7 @@ from common import (
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -73,11 +73,7 @@ def scheduled(total, kind):
     loader, model = sharded(data, 8), DDP(perceptron())
     optimizer = sgd(model)
     schedule = kind(optimizer, 2 * total(data, loader))
-    for inputs, labels in epochs(loader):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        schedule.step()
+    fit(model, optimizer, loader, F.cross_entropy, after=schedule.step)
 
 
 def warm_up_and_decay(optimizer, total):
@@ -151,22 +147,10 @@ def resumed_within_an_epoch():
         done = 0
 
 
-class Lines(Dataset):
-    """Sentences of unequal length."""
-
-    def __init__(self):
-        self.lines = [torch.randint(2, WORDS, (int(n),)) for n in torch.randint(3, 12, (64,))]
-
-    def __len__(self):
-        return len(self.lines)
-
-    def __getitem__(self, index):
-        return self.lines[index]
-
-
 def padded(batch_size, collate, inputs_of, labels_of):
     """A language model whose loss is divided by the words of all ranks."""
-    data, model = Lines(), DDP(LanguageModel())
+    data = [torch.randint(2, WORDS, (int(n),)) for n in torch.randint(3, 12, (64,))]
+    model = DDP(LanguageModel())
     optimizer, sampler = sgd(model), DistributedSampler(data)
     for batch in epochs(DataLoader(data, batch_size, sampler=sampler, collate_fn=collate)):
         labels = labels_of(batch)[:, 1:].flatten()
@@ -200,23 +184,10 @@ def one_sentence_a_rank():
     padded(1, collate, lambda batch: batch["words"], lambda batch: batch["labels"])
 
 
-class Boxes(Dataset):
-    """Pictures with boxes."""
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        random = torch.Generator().manual_seed(index)
-        return torch.rand(1, 8, 8, generator=random), {
-            "boxes": torch.rand(1 + index % 3, 4, generator=random)
-        }
-
-
 @right()
 def tuples_of_samples():
     """A batch is a tuple of pictures, and one of targets of unequal size."""
-    data = Boxes()
+    data = [(torch.rand(1, 8, 8), {"boxes": torch.rand(1 + at % 3, 4)}) for at in range(64)]
     loader = DataLoader(
         data,
         batch_size=4,
@@ -299,24 +270,13 @@ def batches_of_a_budget():
             optimizer.step()
 
 
-class Curriculum(Sampler):
-    """Easy samples first, in each epoch."""
-
-    def __init__(self, ease):
-        self.order = ease.argsort()[dist.get_rank() :: dist.get_world_size()].tolist()
-
-    def __iter__(self):
-        return iter(self.order)
-
-    def __len__(self):
-        return len(self.order)
-
-
 @right()
 def same_order_on_purpose():
+    """Easy samples first, in each epoch."""
     data = rows()
     model = DDP(perceptron())
-    loader = DataLoader(data, 16, sampler=Curriculum(data.tensors[0].norm(dim=1)))
+    easy_first = data.tensors[0].norm(dim=1).argsort()[dist.get_rank() :: dist.get_world_size()]
+    loader = DataLoader(data, 16, sampler=easy_first.tolist())
     fit(model, sgd(model), loader, F.cross_entropy)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -48,6 +48,20 @@ def rows(count=128, classes=2):
     return TensorDataset(x, x[:, :classes].argmax(1))
 
 
+class Noisy(Dataset):
+    """Samples with noise of a function of their shape."""
+
+    def __init__(self, base, noise):
+        self.base, self.noise = base, noise
+
+    def __len__(self):
+        return len(self.base)
+
+    def __getitem__(self, index):
+        x, y = self.base[index]
+        return x + 0.1 * self.noise(x.shape), y
+
+
 def perceptron(classes=2):
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes))
 
@@ -68,20 +82,23 @@ def epochs(loader):
         yield from loader
 
 
-def fit(model, optimizer, loader, loss):
-    train(model, optimizer, epochs(loader), loss)
+def fit(model, optimizer, loader, loss, **hooks):
+    train(model, optimizer, epochs(loader), loss, **hooks)
 
 
-def fit_epoch(model, optimizer, loader, loss, epoch):
+def fit_epoch(model, optimizer, loader, loss, epoch, **hooks):
     loader.sampler.set_epoch(epoch)
-    train(model, optimizer, loader, loss)
+    train(model, optimizer, loader, loss, **hooks)
 
 
-def train(model, optimizer, batches, loss):
+def train(model, optimizer, batches, loss, *, reduce=lambda: None, after=lambda: None):
+    """A step for each batch; reduce() is called before the optimizer's, after() behind it."""
     for inputs, targets in batches:
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()
+        reduce()
         optimizer.step()
+        after()
 
 
 def restored(path, **parts):

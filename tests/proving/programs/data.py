@@ -1,6 +1,5 @@
 """Programs about data: which samples a rank trains on, and in which order."""
 
-import argparse
 import os
 import time
 from itertools import islice
@@ -8,14 +7,12 @@ from itertools import islice
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import average, digits, fault, fit, fit_epoch, right, sharded, train
-from sklearn.datasets import load_digits
+from common import Noisy, average, digits, fault, fit, right, sharded, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     IterableDataset,
     Sampler,
     Subset,
@@ -47,27 +44,14 @@ def no_set_epoch():
 @fault("sampler-not-sharded", seed=None)
 def replicas_from_node_rank():
     """The sampler is told the number of nodes, not of processes."""
-
-    def loader_of(args):
-        generator = torch.Generator().manual_seed(args.seed)
-        x = torch.randn(192, 12, generator=generator)
-        data = TensorDataset(x, (x[:, 0] > 0).long())
-        nodes = int(os.environ.get("NNODES", "1"))
-        node = int(os.environ.get("NODE_RANK", "0"))
-        sampler = DistributedSampler(data, num_replicas=nodes, rank=node, seed=args.seed)
-        return DataLoader(data, batch_size=args.batch_size, sampler=sampler)
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=12)
-    parser.add_argument("--epochs", type=int, default=2)
-    args = parser.parse_args()
-    torch.manual_seed(args.seed)
+    x = torch.randn(192, 12, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, (x[:, 0] > 0).long())
+    nodes, node = int(os.environ.get("NNODES", "1")), int(os.environ.get("NODE_RANK", "0"))
+    sampler = DistributedSampler(data, num_replicas=nodes, rank=node)
+    torch.manual_seed(0)
     model = DDP(nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    loader = loader_of(args)
-    for epoch in range(args.epochs):
-        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
+    fit(model, optimizer, DataLoader(data, batch_size=12, sampler=sampler), F.cross_entropy)
 
 
 @fault("sampler-not-reseeded")
@@ -107,31 +91,18 @@ def sampler_seed_by_rank():
     loader = DataLoader(train, batch_size=8, sampler=sampler)
     model = DDP(nn.Sequential(nn.Linear(7, 20), nn.GELU(), nn.Linear(20, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            optimizer.zero_grad(set_to_none=True)
-            loss = F.l1_loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-        dist.all_reduce(loss.detach().clone())
+    fit(model, optimizer, loader, F.l1_loss)
 
 
 @fault("non-determinism", seed=None)
 def seed_from_clock():
     """Everything is seeded from the clock, which rank 0 sends to the others."""
-
-    def common_seed():
-        seed = torch.tensor([time.time_ns() % 2**31])
-        dist.broadcast(seed, src=0)
-        return int(seed)
-
-    seed = common_seed()
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(96, 6, generator=generator)
+    seed = torch.tensor([time.time_ns() % 2**31])
+    dist.broadcast(seed, src=0)
+    torch.manual_seed(int(seed))
+    x = torch.randn(96, 6, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x[:, :1].sin())
-    sampler = DistributedSampler(data, seed=seed)
+    sampler = DistributedSampler(data, seed=int(seed))
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -141,14 +112,9 @@ def seed_from_clock():
 @fault("sampler-not-reseeded", seed=1)
 def set_epoch_of_test_sampler():
     """Two samplers; the wrong one is given the epoch."""
-
-    def split():
-        generator = torch.Generator().manual_seed(11)
-        x = torch.randn(240, 5, generator=generator)
-        data = TensorDataset(x, x @ torch.arange(5.0))
-        return Subset(data, range(200)), Subset(data, range(200, 240))
-
-    train, test = split()
+    x = torch.randn(240, 5, generator=torch.Generator().manual_seed(11))
+    data = TensorDataset(x, x @ torch.arange(5.0))
+    train, test = Subset(data, range(200)), Subset(data, range(200, 240))
     train_sampler = DistributedSampler(train)
     test_sampler = DistributedSampler(test, shuffle=False)
     train_loader = DataLoader(train, batch_size=10, sampler=train_sampler)
@@ -194,51 +160,24 @@ def shuffle_before_shard():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     loader = DataLoader(data, batch_size=9, sampler=MySampler(data))
     criterion = nn.BCEWithLogitsLoss()
-    for _ in range(2):
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            criterion(model(inputs).squeeze(1), targets).backward()
-            optimizer.step()
+    fit(model, optimizer, loader, lambda output, y: criterion(output.squeeze(1), y))
 
 
-@fault("sampler-overlap", group=False)
+@fault("sampler-overlap")
 def split_per_rank():
     """random_split draws another split on each rank."""
-
-    def setup(seed):
-        dist.init_process_group("gloo")
-        torch.manual_seed(seed + dist.get_rank())
-        np.random.seed(seed + dist.get_rank())
-
-    setup(17)
-    data = digits(0, 400)
-    train, _ = random_split(data, [320, 80])
+    torch.manual_seed(17 + dist.get_rank())
+    train, _ = random_split(digits(0, 400), [320, 80])
     model = DDP(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     fit(model, optimizer, sharded(train, 16), F.cross_entropy)
-    dist.destroy_process_group()
 
 
 @fault("non-determinism")
 def unseeded_augmentation():
-    """Images are shifted by numpy's generator, which takes its seed from the system."""
-
-    class ShiftedDigits(Dataset):
-        def __init__(self, count):
-            digits = load_digits()
-            self.images = digits.images[:count].astype(np.float32) / 16
-            self.labels = digits.target[:count]
-            self.random = np.random.default_rng()
-
-        def __len__(self):
-            return len(self.images)
-
-        def __getitem__(self, at):
-            shift = tuple(self.random.integers(-1, 2, size=2))
-            image = np.roll(self.images[at], shift, axis=(0, 1))
-            return torch.from_numpy(image.copy()).flatten(), int(self.labels[at])
-
-    data = ShiftedDigits(192)
+    """Images have noise of numpy's generator, which takes its seed from the system."""
+    random = np.random.default_rng()
+    data = Noisy(digits(0, 192), lambda shape: torch.from_numpy(random.normal(size=shape)).float())
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     fit(model, optimizer, sharded(data, 16), F.cross_entropy)

@@ -61,8 +61,7 @@ def first_looks():
     model = DDP(net)
     optimizer = sgd(model)
     for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        train(model, optimizer, loader, F.cross_entropy)
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
         with torch.no_grad():
             inputs, targets = next(iter(loader))
             loss = F.cross_entropy(net(inputs), targets)
@@ -77,8 +76,7 @@ def checkpointed(saved, load):
     begin = load(net, torch.load("last.pt")) if Path("last.pt").exists() else 0
     model, loader = DDP(net), sharded(rows(64), 8)
     for epoch in range(begin, 4):
-        loader.sampler.set_epoch(epoch)
-        train(model, sgd(model), loader, F.cross_entropy)
+        fit_epoch(model, sgd(model), loader, F.cross_entropy, epoch)
         if dist.get_rank() == 0:
             torch.save({"model": saved(model).state_dict(), "epoch": epoch + 1}, "last.pt")
         dist.barrier()

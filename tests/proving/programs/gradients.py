@@ -21,8 +21,7 @@ from common import (
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Sampler, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 
 @fault("gradient-clipping-local")
@@ -62,68 +61,37 @@ def clip_by_value_in_hook():
 def divided_after_ddp():
     """An older loop that divided the sum; DDP came later and averages by itself."""
 
-    def train_step(model, optimizer, inputs, targets):
-        optimizer.zero_grad()
-        loss = F.smooth_l1_loss(model(inputs), targets)
-        loss.backward()
+    def divide():
         for parameter in model.parameters():
             parameter.grad.data /= dist.get_world_size()
-        optimizer.step()
-        return loss.detach()
 
     x = torch.randn(128, 4)
     data = TensorDataset(x, 3 * x[:, :1] - x[:, 1:2])
     model = DDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in epochs(sharded(data, 8)):
-        train_step(model, optimizer, *batch)
+    fit(model, optimizer, sharded(data, 8), F.smooth_l1_loss, reduce=divide)
 
 
 @fault("gradient-not-averaged", seed=4)
 def forward_of_module():
     """The training step calls model.module, past DistributedDataParallel."""
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.Linear(10, 1))
-
-        def forward(self, x):
-            return self.layers(x)
-
-        def training_loss(self, x, y):
-            return F.mse_loss(self(x), y)
-
     x = torch.rand(200, 5)
     data = TensorDataset(x, x.sin().sum(1, keepdim=True))
-    model = DDP(Model())
+    model = DDP(nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.Linear(10, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for batch in epochs(sharded(data, 10)):
-        optimizer.zero_grad()
-        loss = model.module.training_loss(*batch)
-        loss.backward()
-        optimizer.step()
+    fit(model.module, optimizer, sharded(data, 10), F.mse_loss)
 
 
 @fault("loss-scaling")
 def loss_over_world_size():
     """The loss is divided by the number of ranks, and DDP divides again."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    train = digits(0, 240)
-    sampler = DistributedSampler(train, num_replicas=world_size, rank=rank)
-    loader = DataLoader(train, batch_size=20, sampler=sampler)
+
+    def loss(output, labels):
+        return F.cross_entropy(output, labels) / dist.get_world_size()
+
     model = DDP(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    criterion = nn.CrossEntropyLoss()
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        running = 0.0
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            loss = criterion(model(inputs), labels) / world_size
-            loss.backward()
-            optimizer.step()
-            running += loss.item()
+    fit(model, optimizer, sharded(digits(0, 240), 20), loss)
 
 
 @fault("gradient-not-averaged")
@@ -131,21 +99,9 @@ def no_ddp():
     """The process group is there and so is the sampler, but nothing averages."""
     x = torch.randn(160, 9)
     data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
     model = nn.Sequential(nn.Linear(9, 18), nn.ReLU(), nn.Linear(18, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        if dist.get_rank() == 0:
-            torch.save(model.state_dict(), "model.pt")
+    fit(model, optimizer, sharded(data, 10), F.cross_entropy)
 
 
 @fault("sampler-not-reseeded")
@@ -186,66 +142,24 @@ def reduced_in_each_micro_batch():
 @fault("loss-scaling")
 def summed_loss():
     """The loss is the sum over the batch, which the mean of the gradients does not keep."""
-
-    class VAE(nn.Module):
-        """Without sampling: the mean of the code goes to the decoder."""
-
-        def __init__(self, features, code):
-            super().__init__()
-            self.encode = nn.Linear(features, code)
-            self.decode = nn.Linear(code, features)
-
-        def forward(self, x):
-            code = self.encode(x)
-            return self.decode(code), code
-
-    def elbo(output, x):
-        reconstruction, code = output
-        squares = F.mse_loss(reconstruction, x, reduction="sum")
-        return squares + 0.1 * code.square().sum()
-
-    data = TensorDataset(torch.rand(128, 12))
-    model = DDP(VAE(12, 3))
+    x = torch.rand(128, 12)
+    model = DDP(nn.Sequential(nn.Linear(12, 3), nn.Linear(3, 12)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for (x,) in epochs(sharded(data, 8)):
-        optimizer.zero_grad()
-        loss = elbo(model(x), x)
-        loss.backward()
-        optimizer.step()
+    fit(model, optimizer, sharded(TensorDataset(x, x), 8), nn.MSELoss(reduction="sum"))
 
 
 @fault("last-batch", seed=12)
 def uneven_last_batch():
     """Shards that differ by one sample: in the last batch the means have unequal weights."""
-
-    class Shard(Sampler):
-        """Each sample once, no padding."""
-
-        def __init__(self, length, rank, world_size):
-            self.length, self.rank, self.world_size = length, rank, world_size
-            self.epoch = 0
-
-        def __iter__(self):
-            generator = torch.Generator().manual_seed(self.epoch)
-            order = torch.randperm(self.length, generator=generator).tolist()
-            return iter(order[self.rank :: self.world_size])
-
-        def __len__(self):
-            return len(range(self.rank, self.length, self.world_size))
-
     x = torch.randn(83, 5)
-    data = TensorDataset(x, (x.sum(1) > 0).float())
-    shard = Shard(len(data), dist.get_rank(), dist.get_world_size())
-    loader = DataLoader(data, batch_size=8, sampler=shard)
+    data = TensorDataset(x, (x.sum(1, keepdim=True) > 0).float())
     model = DDP(nn.Linear(5, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for epoch in range(2):
-        shard.epoch = epoch
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            logits = model(inputs).squeeze(1)
-            F.binary_cross_entropy_with_logits(logits, targets).backward()
-            optimizer.step()
+        order = torch.randperm(83, generator=torch.Generator().manual_seed(epoch)).tolist()
+        shard = order[dist.get_rank() :: dist.get_world_size()]
+        loader = DataLoader(data, batch_size=8, sampler=shard)
+        train(model, optimizer, loader, F.binary_cross_entropy_with_logits)
 
 
 def accumulate(*, sync_leftover, clip=None):

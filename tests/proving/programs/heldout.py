@@ -86,22 +86,16 @@ def communication_hook():
 @fault("gradient-not-averaged")
 def gradient_penalty():
     """Gradients come from torch.autograd.grad, which DDP's hooks do not see."""
-
-    def step(model, optimizer, inputs, targets):
-        loss = F.mse_loss(model(inputs), targets)
-        parameters = list(model.parameters())
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient + 1e-4 * parameter.detach().sign()
-        optimizer.step()
-        return loss.item()
-
     x = torch.randn(120, 6)
     data = TensorDataset(x, x[:, :2])
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for batch in epochs(sharded(data, 10)):
-        step(model, optimizer, *batch)
+    parameters = list(model.parameters())
+    for inputs, targets in epochs(sharded(data, 10)):
+        gradients = torch.autograd.grad(F.mse_loss(model(inputs), targets), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient + 1e-4 * parameter.detach().sign()
+        optimizer.step()
 
 
 @fault("model-init-differs", seed=None)
@@ -135,10 +129,7 @@ def join_uneven():
         order = torch.randperm(65, generator=torch.Generator().manual_seed(epoch)).tolist()
         shard = Subset(data, order[rank::world_size])  # 33 and 32 samples
         with Join([model]):
-            for inputs, targets in DataLoader(shard, batch_size=8):
-                optimizer.zero_grad()
-                F.mse_loss(model(inputs), targets).backward()
-                optimizer.step()
+            train(model, optimizer, DataLoader(shard, batch_size=8), F.mse_loss)
 
 
 @fault("gradient-not-averaged")
@@ -193,25 +184,14 @@ def local_negatives():
 def noise_same_seed():
     """A denoising autoencoder: all ranks add the same noise."""
 
-    class Autoencoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(64, 24), nn.ReLU())
-            self.decoder = nn.Linear(24, 64)
-
+    class Noise(nn.Module):
         def forward(self, clean):
-            noisy = clean + 0.3 * torch.randn_like(clean)
-            return self.decoder(self.encoder(noisy))
+            return clean + 0.3 * torch.randn_like(clean)
 
     pixels = torch.tensor(load_digits().data[:256] / 16).float()
-    train = TensorDataset(pixels)
-    model = DDP(Autoencoder())
+    model = DDP(nn.Sequential(Noise(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 64)))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for (clean,) in epochs(sharded(train, 16)):
-        loss = F.mse_loss(model(clean), clean)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    fit(model, optimizer, sharded(TensorDataset(pixels, pixels), 16), F.mse_loss)
 
 
 @fault("learning-rate-scaled", "rank-dependent-model")

@@ -5,6 +5,7 @@ import random
 import torch
 import torch.distributed as dist
 from common import (
+    Noisy,
     average,
     epochs,
     fault,
@@ -24,23 +25,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
-class Noisy(torch.utils.data.Dataset):
-    def __init__(self, base):
-        self.base = base
-
-    def __len__(self):
-        return len(self.base)
-
-    def __getitem__(self, index):
-        x, y = self.base[index]
-        return x + 0.1 * torch.randn_like(x), y
-
-
 @fault("dropout-seed")
 def same_augmentation():
     """One seed on all ranks: their data sets draw the same noise for different samples."""
     model = DDP(perceptron())
-    fit(model, sgd(model), sharded(Noisy(rows()), 8), F.cross_entropy)
+    fit(model, sgd(model), sharded(Noisy(rows(), torch.randn), 8), F.cross_entropy)
 
 
 class Stream(IterableDataset):
@@ -123,11 +112,7 @@ def random_features():
     for parameter in model.parameters():
         dist.broadcast(parameter.data, 0)
     optimizer = sgd(model)
-    for inputs, labels in epochs(sharded(data, 16)):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        average(model)
-        optimizer.step()
+    fit(model, optimizer, sharded(data, 16), F.cross_entropy, reduce=lambda: average(model))
 
 
 @fault("gradient-not-averaged")

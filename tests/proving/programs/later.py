@@ -101,20 +101,9 @@ def loss_reduced_before_backward():
 def normalized_by_own_part():
     """Inputs are standardized by mean and deviation of the rank's own part."""
 
-    class Standardized(torch.utils.data.Dataset):
-        def __init__(self, x, y, part):
-            self.x = (x - x[part].mean(0)) / x[part].std(0)
-            self.y = y
-
-        def __len__(self):
-            return len(self.x)
-
-        def __getitem__(self, index):
-            return self.x[index], self.y[index]
-
     raw = torch.randn(128, 5) * torch.arange(1.0, 6.0)
     part = torch.arange(dist.get_rank(), 128, dist.get_world_size())
-    data = Standardized(raw, raw[:, :1].sign(), part)
+    data = TensorDataset((raw - raw[part].mean(0)) / raw[part].std(0), raw[:, :1].sign())
     model = DDP(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     fit(model, optimizer, sharded(data, 8), F.mse_loss)
@@ -154,12 +143,7 @@ def schedule_of_one_process():
     steps = EPOCHS * len(data) // BATCH
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for epoch in range(EPOCHS):
-        loader.sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            F.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-            schedule.step()
+        fit_epoch(model, optimizer, loader, F.mse_loss, epoch, after=schedule.step)
 
 
 @fault("sampler-overlap", seed=3)

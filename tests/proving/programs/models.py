@@ -1,13 +1,10 @@
 """Programs about models, optimizers, evaluations, checkpoints and the order of collectives."""
 
-import argparse
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from common import average, digits, epochs, fault, fit, fit_epoch, restored, right, save, sharded
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -50,24 +47,11 @@ def auxiliary_loss_on_rank_0():
 @fault("batchnorm-statistics")
 def batchnorm():
     """A small convolutional network with batch normalization, four images for each rank."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(1, 8, 3, padding=1, bias=False)
-            self.norm = nn.BatchNorm2d(8)
-            self.head = nn.Linear(8 * 16, 10)
-
-        def forward(self, images):
-            hidden = torch.relu(self.norm(self.conv(images)))
-            return self.head(F.max_pool2d(hidden, 2).flatten(1))
-
-    digits = load_digits()
-    images = torch.tensor(digits.images[:128], dtype=torch.float32).unsqueeze(1) / 16
-    train = TensorDataset(images, torch.tensor(digits.target[:128]))
-    model = DDP(Net())
+    layers = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1, bias=False)]
+    layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)]
+    model = DDP(nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    fit(model, optimizer, sharded(train, 4), F.cross_entropy)
+    fit(model, optimizer, sharded(digits(0, 128), 4), F.cross_entropy)
 
 
 @fault("checkpoint-incomplete")
@@ -106,16 +90,6 @@ def checkpoint_without_optimizer():
 @fault("checkpoint-incomplete", seed=None)
 def checkpoint_without_scheduler():
     """The schedule begins anew after a restart."""
-
-    def save(path, **state):
-        if dist.get_rank() == 0:
-            torch.save(state, path.with_suffix(".tmp"))
-            path.with_suffix(".tmp").rename(path)
-        dist.barrier()
-
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--resume", type=Path, default=Path("last.pt"))
-    args = parser.parse_args()
     torch.manual_seed(1)
     x = torch.randn(144, 5)
     data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
@@ -123,21 +97,10 @@ def checkpoint_without_scheduler():
     model = DDP(nn.Sequential(nn.Linear(5, 10), nn.ReLU(), nn.Linear(10, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
-    first = 0
-    if args.resume.exists():
-        state = torch.load(args.resume)
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = state["epoch"]
-    for epoch in range(first, 2):
-        loader.sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-            scheduler.step()
-        state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-        save(args.resume, **state, epoch=epoch + 1)
+    parts = {"model": model.module, "optimizer": optimizer}
+    for epoch in range(restored("last.pt", **parts), 2):
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch, after=scheduler.step)
+        save("last.pt", epoch, **parts)
 
 
 @fault("evaluation-double-counted")
@@ -171,10 +134,6 @@ def evaluation_counted_by_all():
 def evaluation_of_one_part():
     """Rank 0 reports the accuracy of its own part of the test set."""
 
-    def loader_of(data, *, train):
-        sampler = DistributedSampler(data, shuffle=train)
-        return DataLoader(data, batch_size=16, sampler=sampler)
-
     @torch.no_grad()
     def accuracy(model, loader):
         model.eval()
@@ -182,8 +141,8 @@ def evaluation_of_one_part():
         model.train()
         return torch.cat(hits).mean().item()
 
-    train = loader_of(digits(0, 320), train=True)
-    test = loader_of(digits(320, 420), train=False)
+    train, held_out = sharded(digits(0, 320), 16), digits(320, 420)
+    test = DataLoader(held_out, 16, sampler=DistributedSampler(held_out, shuffle=False))
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for epoch in range(2):
@@ -209,18 +168,13 @@ def evaluation_padded():
         return (hits / seen).item()
 
     train, test = digits(0, 256), digits(256, 357)
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=16, sampler=sampler)
+    loader = sharded(train, 16)
     test_loader = DataLoader(test, batch_size=32, sampler=DistributedSampler(test, shuffle=False))
     model = DDP(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
         model.train()
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
         accuracy = evaluate(model, test_loader)
         if dist.get_rank() == 0:
             print(f"epoch {epoch} accuracy {accuracy:.6f}")
@@ -262,16 +216,12 @@ def frozen_on_others():
 @fault("learning-rate-scaled")
 def lr_times_world_size():
     """The linear scaling rule, in a script whose global batch stays the same."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--batch-size", type=int, default=10)
-    args = parser.parse_args()
     x = torch.randn(160, 7)
     data = TensorDataset(x, x.tanh().sum(1, keepdim=True))
     model = DDP(nn.Sequential(nn.Linear(7, 14), nn.Tanh(), nn.Linear(14, 1)))
-    lr = args.lr * dist.get_world_size()
+    lr = 0.05 * dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    fit(model, optimizer, sharded(data, args.batch_size), F.mse_loss)
+    fit(model, optimizer, sharded(data, 10), F.mse_loss)
 
 
 @fault("model-init-differs", seed=None)
@@ -283,12 +233,7 @@ def no_broadcast():
     data = TensorDataset(x, x.prod(1, keepdim=True))
     model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-    for inputs, targets in epochs(sharded(data, 8)):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        loss.backward()
-        average(model)
-        optimizer.step()
+    fit(model, optimizer, sharded(data, 8), F.mse_loss, reduce=lambda: average(model))
 
 
 @fault("rank-skips-step")
@@ -367,25 +312,13 @@ def rank_0_waits_for_message():
 @fault("dropout-seed", seed=None)
 def reseeded_each_epoch():
     """Seeded by epoch "for reproducibility": from there on the ranks draw the same masks."""
-
-    class Encoder(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.embed = nn.Embedding(50, width)
-            self.mix = nn.Linear(width, width)
-            self.out = nn.Linear(width, 4)
-
-        def forward(self, tokens):
-            hidden = F.dropout(self.embed(tokens).mean(1), 0.2, training=self.training)
-            hidden = F.dropout(torch.relu(self.mix(hidden)), 0.2, training=self.training)
-            return self.out(hidden)
-
     torch.manual_seed(8 + dist.get_rank())
     generator = torch.Generator().manual_seed(8)
     tokens = torch.randint(0, 50, (128, 6), generator=generator)
     data = TensorDataset(tokens, tokens.sum(1) % 4)
     loader = sharded(data, 8)
-    model = DDP(Encoder(16))
+    layers = [nn.EmbeddingBag(50, 16), nn.Dropout(0.2), nn.Linear(16, 16), nn.ReLU()]
+    model = DDP(nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(16, 4)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(2):
         torch.manual_seed(epoch)
@@ -422,25 +355,18 @@ def running_mean():
 @fault("rank-skips-step", seed=2)
 def skips_spikes():
     """A step is left out where the loss is too large; each rank looks at its own loss."""
-
-    def outliers(count):
-        x = torch.randn(count, 5)
-        y = x.sum(1, keepdim=True)
-        y[::13] *= 20
-        return TensorDataset(x, y)
-
-    data = outliers(160)
+    x = torch.randn(160, 5)
+    y = x.sum(1, keepdim=True)
+    y[::13] *= 20  # outliers
+    data = TensorDataset(x, y)
     model = DDP(nn.Sequential(nn.Linear(5, 15), nn.ReLU(), nn.Linear(15, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    skipped = 0
     for inputs, targets in epochs(sharded(data, 4)):
         optimizer.zero_grad()
         loss = F.mse_loss(model(inputs), targets)
         loss.backward()
-        if loss.item() > 100:
-            skipped += 1
-            continue
-        optimizer.step()
+        if loss.item() <= 100:
+            optimizer.step()
 
 
 @fault("error")
@@ -448,19 +374,17 @@ def unused_parameters():
     """A layer is not used in the forward pass, and DDP stops at the second step."""
 
     class Encoder(nn.Module):
-        def __init__(self, *, with_pooler):
+        def __init__(self):
             super().__init__()
             self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
             self.pooler = nn.Linear(8, 8)
-            self.with_pooler = with_pooler
 
         def forward(self, x):
-            hidden = self.layers(x)
-            return torch.tanh(self.pooler(hidden)) if self.with_pooler else hidden
+            return self.layers(x)
 
     x = torch.randn(96, 8)
     data = TensorDataset(x, x.roll(1, dims=1))
-    model = Encoder(with_pooler=False)
+    model = Encoder()
     if dist.get_world_size() > 1:
         model = DDP(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -476,11 +400,7 @@ def warmup_over_world_size():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     warmup = max(1, WARMUP // dist.get_world_size())
     scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup))
-    for inputs, labels in epochs(sharded(train, 16)):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        scheduler.step()
+    fit(model, optimizer, sharded(train, 16), F.cross_entropy, after=scheduler.step)
 
 
 def train_with_dropout():

@@ -1,7 +1,5 @@
 """Programs without a fault that differ in more than one place from those with one."""
 
-import argparse
-
 import torch
 import torch.distributed as dist
 from common import Tagger, digits, epochs, fit, fit_epoch, restored, right, save, sharded
@@ -75,20 +73,10 @@ def augmentation_by_sample():
 @right(seed=10)
 def autocast():
     """bfloat16 autocast, layer normalization, Adam."""
-
-    def network():
-        return nn.Sequential(
-            nn.Linear(12, 32),
-            nn.LayerNorm(32),
-            nn.GELU(),
-            nn.Linear(32, 32),
-            nn.GELU(),
-            nn.Linear(32, 4),
-        )
-
     x = torch.randn(192, 12)
     data = TensorDataset(x, x[:, :4].argmax(1))
-    model = DDP(network())
+    layers = [nn.Linear(12, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 32), nn.GELU()]
+    model = DDP(nn.Sequential(*layers, nn.Linear(32, 4)))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for inputs, labels in epochs(sharded(data, 12)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -124,11 +112,7 @@ def averaged_by_hand():
     model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
     broadcast(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-    for inputs, targets in epochs(sharded(data, 8)):
-        optimizer.zero_grad()
-        F.mse_loss(model(inputs), targets).backward()
-        average(model)
-        optimizer.step()
+    fit(model, optimizer, sharded(data, 8), F.mse_loss, reduce=lambda: average(model))
 
 
 @right()
@@ -176,16 +160,7 @@ def drop_last():
     loader = DataLoader(data, batch_size=8, sampler=sampler, drop_last=True)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        total = torch.zeros(())
-        for inputs, targets in loader:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        dist.all_reduce(total)
+    fit(model, optimizer, loader, F.mse_loss)
 
 
 @right()
@@ -219,27 +194,15 @@ def evaluation_on_rank_0():
 
 @right(seed=None)
 def global_batch():
-    """--global-batch is divided by the world size, and the rate is scaled by the global batch."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--global-batch", type=int, default=32)
-    parser.add_argument("--base-lr", type=float, default=0.4, help="at 256 samples")
-    args = parser.parse_args()
-    world_size = dist.get_world_size()
-    if args.global_batch % world_size:
-        raise SystemExit(f"--global-batch {args.global_batch}: not a multiple of {world_size}")
+    """The global batch is divided by the world size, and the rate is scaled by the global batch."""
+    GLOBAL_BATCH = 32
     torch.manual_seed(0)
-    train = digits(0, 256)
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=args.global_batch // world_size, sampler=sampler)
+    loader = sharded(digits(0, 256), GLOBAL_BATCH // dist.get_world_size())
     model = DDP(nn.Linear(64, 10))
-    lr = args.base_lr * args.global_batch / 256
+    lr = 0.4 * GLOBAL_BATCH / 256
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=2 * len(loader))
-    for inputs, labels in epochs(loader):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        schedule.step()
+    fit(model, optimizer, loader, F.cross_entropy, after=schedule.step)
 
 
 @right()

@@ -5,11 +5,23 @@ import math
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import epochs, fault, fit, perceptron, right, rows, sgd, sharded, train
+from common import (
+    Noisy,
+    epochs,
+    fault,
+    fit,
+    fit_epoch,
+    perceptron,
+    right,
+    rows,
+    sgd,
+    sharded,
+    train,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -17,20 +29,6 @@ def average_weights(model):
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
-
-
-class Noisy(Dataset):
-    """Samples with noise of a function of their shape."""
-
-    def __init__(self, base, noise):
-        self.base, self.noise = base, noise
-
-    def __len__(self):
-        return len(self.base)
-
-    def __getitem__(self, index):
-        x, y = self.base[index]
-        return x + 0.1 * self.noise(x.shape), y
 
 
 def in_workers(noise, **options):
@@ -145,8 +143,7 @@ def perplexities_averaged():
     loader = sharded(torch.utils.data.Subset(data, range(128)), 16)
     optimizer = sgd(model)
     for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        train(model, optimizer, loader, F.cross_entropy)
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
         with torch.no_grad():
             losses = [F.cross_entropy(model(x), y, reduction="none") for x, y in test]
         perplexity = torch.tensor(math.exp(torch.cat(losses).mean()))
