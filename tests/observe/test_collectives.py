@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from observed import PAIR, ended, make_pod, reported, running, snapshot, unplaced
 
-from k8sjob.contract import Event, Reason
+from k8sjob.contract import Event
 from k8sjob.observe.diagnose import diagnose
 
 WATCHDOG = (
@@ -113,129 +113,12 @@ TORCHRUN = [
 ]
 KEY_ERROR = [TRACEBACK, AT, "KeyError: 'lr'"]
 OUT_OF_MEMORY = [TRACEBACK, AT, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"]
-USAGE = ["usage: train.py [-h]", "train.py: error: unrecognized arguments: --x"]
 BAR = "\r 30%|###       | 3/10 [00:00<00:01,  4.38it/s]"
 
 
 def report(kind, message, where="train.py:3"):
     """How a container ends whose first rank reports an exception."""
     return reported(1, 1, kind, message, where)
-
-
-def test_refused_arguments_are_those_of_the_job():
-    assert why(ended(2), [*HANDLED[:1], *USAGE]).next_step.startswith("correct run.args")
-    assert not why(ended(1), KEY_ERROR).next_step.startswith("correct run.args")
-
-
-UNKNOWN_HOST = "[Errno -2] Name or service not known"
-
-
-@pytest.mark.parametrize(
-    ("kind", "detail", "text"),
-    [
-        (
-            "RuntimeError",
-            f"Error downloading a.gz:\nTried https://x, got:\n{UNKNOWN_HOST}",
-            "a.gz:",
-        ),
-        ("URLError", f"<urlopen error {UNKNOWN_HOST}>", "<urlopen error"),
-        ("ClientConnectorDNSError", "Cannot connect to host a.org:443 ssl:default", "host a.org"),
-        ("OfflineModeIsEnabled", "Cannot reach https://a.org: offline mode is enabled", "a.org"),
-        ("ConnectionError", "Couldn't reach 'imdb' on the Hub (OfflineModeIsEnabled)", "'imdb'"),
-    ],
-)
-def test_a_download_that_failed(kind, detail, text):
-    causes = (f"from gaierror: {UNKNOWN_HOST}",)
-    found = why(reported(1, 1, kind, detail, causes=causes), [])
-    assert "something on the network could not be reached: " in found.message
-    assert text in found.message
-    assert "mount that from a volume" in found.next_step
-
-
-def test_a_file_that_is_missing():
-    found = why(report("FileNotFoundError", "[Errno 2] No such file or directory: 'a.pt'"), [])
-    assert found.next_step.startswith("put the file where the script looks for it")
-    found = why(report("FileNotFoundError", "[Errno 2] No such file: '../sets/x.csv'"), [])
-    assert "mount: /sets, pvc: CLAIM, local: ../sets}" in found.next_step
-
-
-@pytest.mark.parametrize(
-    ("causes", "cause", "note"),
-    [
-        (("from OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory (main"),
-        (("from X: no", "from ModuleNotFoundError: No module named 'x'"), "missing-module", "'x'"),
-        (("first OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory"),
-        # A script may go on without the package, within the handler.
-        (("while handling ImportError: No module named 'x'",), "crash", "no; while handling Imp"),
-        (("from KeyError: 'lr'",), "crash", "MyError: no; from KeyError: 'lr' (main.py:3)"),
-    ],
-)
-def test_what_an_exception_was_raised_from_is_its_cause(causes, cause, note):
-    reason = Reason(1, 1, "MyError", "no", "main.py:3", causes=causes)
-    finding = why(ended(1, reason.encode()), [])
-    assert finding.id == cause
-    assert note in finding.message
-
-
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        (["RuntimeError: tokenizer server: Broken pipe"], "crash"),
-        (["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5"], "connection"),
-        (["torch.distributed.DistNetworkError: Broken pipe"], "connection"),
-        (
-            ["RuntimeError: NCCL error", "Last error:", "socketProgress: Connection reset by peer"],
-            "connection",
-        ),
-    ],
-)
-def test_a_connection_of_the_script_is_none_between_ranks(lines, cause):
-    assert why(ended(1), [TRACEBACK, AT, *lines]).id == cause
-
-
-@pytest.mark.parametrize(("kind", "step"), [("OSError", "port 0"), ("DistNetworkError", "use the")])
-def test_a_server_of_the_script_does_not_take_the_port_of_the_rendezvous(kind, step):
-    end = report(kind, "[Errno 98] Address already in use")
-    assert step in why(end, []).next_step
-
-
-@pytest.mark.parametrize("rank", [1, -1])
-def test_a_script_that_leaves_with_a_code_had_handled_what_it_wrote(rank):
-    end = ended(2, Reason(2, rank, "Exit", "exited with code 2").encode())
-    lines = ["main.py:7: UserWarning: NCCL error: unhandled system error"]
-    lines += ["  warnings.warn('NCCL error: unhandled system error')"]
-    finding = why(end, [*lines, HANDLED[0]])
-    assert finding.id == ("missing-module" if rank < 0 else "crash")
-    assert HANDLED[0] in finding.message or rank < 0
-
-
-@pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])
-def test_a_loaders_process_that_was_killed_is_named_by_the_cause_of_the_report(signal):
-    end = report("RuntimeError", "DataLoader worker (pid(s) 7, 8) exited unexpectedly")
-    cause = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}"
-    finding = why(end, [TRACEBACK, AT, cause])
-    assert finding.id == ("memory" if signal == "Killed" else "crash")
-
-
-RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()
-REFUSED = "Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight: copying"
-
-
-@pytest.mark.parametrize(
-    ("detail", "lines", "hint"),
-    [
-        (REFUSED, [RESUMED], True),
-        ("loaded state dict has a different number of parameter groups", [RESUMED], True),
-        (REFUSED, [], False),  # a pretrained model, for instance
-        ("the size does not fit", [RESUMED], False),
-    ],
-)
-def test_a_resumed_checkpoint_of_another_model(detail, lines, hint):
-    finding = why(report("RuntimeError", detail), lines)
-    assert finding.id == "crash"
-    assert detail.splitlines()[0] in finding.message
-    assert ("what it resumed from /checkpoints/step-4.pt" in finding.next_step) == hint
-    assert ("start from scratch (an empty checkpoint.dir)" in finding.next_step) == hint
 
 
 @pytest.mark.parametrize("code", [1, 134, 137])
@@ -382,13 +265,6 @@ def test_who_was_killed_is_the_cause_whatever_its_other_ranks_wrote(end, cause):
     assert (finding.id, finding.replica) == (cause, "worker-0")
 
 
-def test_a_signal_is_no_loss_of_a_peer_that_was_survived_before():
-    lost = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9"
-    finding = why(ended(139), ["epoch 1", lost, "Fatal Python error: Segmentation fault"])
-    assert finding.id == "killed"
-    assert "SIGSEGV" in finding.message
-
-
 def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
     pods = [make_pod("master-0", running={}), failed("worker-0", ended(1))]
     pods.append(
@@ -400,16 +276,6 @@ def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
     assert [one.id for one in found] == ["unschedulable", "rendezvous"]
 
 
-@pytest.mark.parametrize(
-    "end", [ended(255, reason="Unknown"), ended(137, reason="ContainerStatusUnknown")]
-)
-def test_a_container_that_its_node_lost_is_no_fault_of_the_script(end):
-    finding = why(end, ["epoch 1 loss 0.5"])
-    assert finding.id == "node-lost"
-    assert finding.message == "worker-0: its node node-1 restarted, or lost its container"
-    assert finding.next_step.startswith("submit the job again: with checkpoints")
-
-
 def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
     error = ["Traceback (most recent call last):", AT, "RuntimeError: No CUDA GPUs are available"]
     pod = failed("worker-0")
@@ -419,34 +285,3 @@ def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
     (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {"worker-0": error})
     assert finding.id == "gpu-driver"
     assert finding.next_step.startswith("its pod requests GPUs, but the container sees none")
-
-
-FROM = "The above exception was the direct cause of the following exception:"
-WHILE = "During handling of the above exception, another exception occurred:"
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-RDZV = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: See inner exception."
-
-
-def chain(*parts):
-    """A traceback of exceptions, with the line that stands between each two."""
-    for part in parts:
-        yield from (["", part, ""] if part in {FROM, WHILE} else [TRACEBACK, AT, part])
-
-
-@pytest.mark.parametrize(
-    ("parts", "cause", "words"),
-    [
-        ((OOM, FROM, "RuntimeError: epoch 3 failed"), "gpu-memory", "out of memory"),
-        ((OOM, FROM, "ValueError: a", FROM, "RuntimeError: b"), "gpu-memory", "out of memory"),
-        ((OOM, WHILE, "ValueError: no file"), "crash", "ValueError: no file"),
-        (("OSError: [Errno 9] Bad", FROM, RDZV), "crash", "OSError: [Errno 9] Bad"),
-        ((OOM, FROM, "KeyError: 'x'", FROM, RDZV), "gpu-memory", "out of memory"),
-        ((RDZV,), "rendezvous", "did not complete"),
-        ((OOM, "ValueError: another rank's"), "crash", "another rank's"),
-    ],
-)
-def test_an_exception_has_its_cause_where_it_was_raised_from(parts, cause, words):
-    pods = [make_pod("master-0", "Failed", terminated=ended(1))]
-    finding = diagnose(snapshot("Failed", pods=pods), {"master-0": [*chain(*parts)]})[0]
-    assert finding.id == cause
-    assert words in finding.message

@@ -87,6 +87,15 @@ def unplaced(reason):
     return {"pods.0.status.conditions.0.message": message, "related": []}
 
 
+def short_of(resource, amount):
+    """A Pod for whose request the only node has too little."""
+    message = f"0/1 nodes are available: 1 Insufficient {resource}."
+    return {
+        "pods.0.spec.containers.0.resources.requests": {resource: amount},
+        "pods.0.status.conditions.0.message": message,
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "expected", "step"),
     [
@@ -114,6 +123,14 @@ def unplaced(reason):
         ("account",
          refused('job "a-1" creation failed with error: jobs.batch "a-1" already exists'),
          "name-taken | : a-1 already exists", "kubectl get jobs.batch a-1 -n team"),
+        ("cpus", short_of("memory", "4Ti"), "unschedulable | (it requests 4Ti, and the largest",
+         "waiting will not help: lower resources.limits.memory, or use more, smaller replicas"),
+        ("cpus", short_of("cpu", "1"), "unschedulable | 1 has too little cpu free (it requests 1)",
+         "lower resources.requests.cpu, or wait until others have ended"),
+        ("cpus", {**short_of("cpu", "9"), "related": []}, "unschedulable | (it requests 9)",
+         "wait until others have ended"),
+        ("cpus", short_of("example.com/gpu", "8"), "unschedulable | no node offers any example.com",
+         "have the device plugin of example.com/gpu checked"),
         ("crash", {"pods.0.status": FAILED}, "node-refused | no healthy devices", ""),
         ("crash", {"pods.0.status": {**FAILED, "containerStatuses": [ENDED]}}, "node-refused | ",
          ""),
