@@ -84,6 +84,7 @@ class K8sJobError(Exception):
         import traceback  # noqa: PLC0415 - only needed here
 
         frames = traceback.extract_tb(self.__traceback__)
+        # Frames of k8sjob and of pydantic say nothing about the cell that is to be corrected.
         user_frames = [frame for frame in frames if not re.match(_INNER, frame.filename)]
         where = "".join(traceback.format_list(user_frames[-1:])).rstrip()
         return [where, f"{type(self).__name__}: {self}"]

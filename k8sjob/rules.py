@@ -35,8 +35,9 @@ class Check:
         self, message: str, next_step: str = "", *, source: str = "", line: int = 1, column: int = 1
     ) -> Finding:
         """A finding of this check."""
-        finding = Finding(self.id, message, next_step, self.severity)
-        return replace(finding, source=source, line=line, column=column)
+        return Finding(
+            self.id, message, next_step, self.severity, source=source, line=line, column=column
+        )
 
 
 class Rules(Generic[T]):
@@ -55,6 +56,7 @@ class Rules(Generic[T]):
         self._add(hits, Severity.WARNING)
 
     def _add(self, hits: Callable[[T], Iterable[Finding]], severity: Severity) -> None:
+        # The id is the function's name, so that a reader finds the one by the other.
         name = hits.__name__.strip("_").replace("_", "-")
         self._rules.append((Check(name, severity, self._subject, hits.__doc__ or ""), hits))
 

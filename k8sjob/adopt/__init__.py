@@ -205,6 +205,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
         more = _split_change(change, paths if roles == paths else ())
         changes = merge(changes, more, deletes=False)
         overlays = {field: change for field, change in changes.items() if change}
+        # From the first guess again, since `changes` has those of all passes.
         spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(overlays)})
     remaining = difference(_rendered(spec, config=config), job)
     if remaining is not SAME:
@@ -272,7 +273,7 @@ def _accepted(data: Json) -> JobSpec:
     operator overrides) is found by asking: what is refused is taken out, and the rest asked again.
     """
     data = _plain(data)
-    for _ in range(1000):
+    for _ in range(1000):  # each round takes out one field; no guess has as many
         try:
             return JobSpec.model_validate(data)
         except SpecError as error:
@@ -290,6 +291,7 @@ def _take_out(data: Any, path: FieldPath) -> bool:
             return False
         if at_path(holder, path[-1]) is not None:
             del holder[path[-1]]
+            # A run needs one of them; the overlay that follows removes the placeholder.
             if path[0] == "run" and path[1] in ("command", "script", "module"):
                 data["run"] |= {"command": NO_COMMAND, "args": []}
             return True

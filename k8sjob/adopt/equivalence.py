@@ -116,6 +116,7 @@ def _metadata(holder: Json) -> None:
 
 
 def _pod(pod: Json, *, config: bool) -> None:
+    # Kubernetes' deprecated name of serviceAccountName; the apiserver fills in both.
     alias = pod.pop("serviceAccount", None)
     if alias is not None:
         pod.setdefault("serviceAccountName", alias)
@@ -155,6 +156,7 @@ def _container(container: Json, *, config: bool) -> None:
     if resources := container.get("resources"):
         _amounts(resources.get("limits"))
         _amounts(resources.get("requests"))
+        # The apiserver's default: a limit without a request is also the request.
         if limits := resources.get("limits"):
             resources["requests"] = {**limits, **resources.get("requests", {})}
     for port in mappings(container.get("ports")):
@@ -220,6 +222,7 @@ def _env(variables: list[Any], *, config: bool) -> list[Any]:
     defined: set[str] = set()
     for index, variable in enumerate(variables):
         name = at_path(variable, "name")
+        # Of several with one name the last one counts, the others for references between them.
         if last[name] == index or name in used:
             resolved.append(_expanded(variable, defined))
         defined.add(str(name))

@@ -105,6 +105,7 @@ def _templates(manifest: Json, group: str) -> list[Json]:
 
 def _annotations(manifest: Json) -> Json:
     shared = _shared(_templates(manifest, "annotations"))
+    # "false" is what k8sjob renders anyway; for its absence a spec says null.
     if shared.get(ISTIO) == "false":
         del shared[ISTIO]
         return shared
@@ -222,6 +223,7 @@ def _runtime_settings(manifest: Json) -> Json:
         if config["checkpoint_dir"] is not None:
             keys = ("dir", "every", "keep", "format")
             settings["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}
+    # Somebody may have edited the variable: then it is no setting of this version.
     except (ValueError, KeyError, TypeError, OverflowError):
         return {}
     return settings
@@ -294,6 +296,7 @@ def _source(volume: Json) -> Json | None:
         empty_dir = {"medium": source.get("medium"), "size_limit": source.get("sizeLimit")}
         return {"empty_dir": _without_none(empty_dir)}
     for (theirs, key), ours in _SOURCES.items():
+        # One with other options, such as items or defaultMode, is left to the overlay.
         if kind == theirs and source.keys() == {key}:
             return {ours: source[key]}
     return None
@@ -316,6 +319,7 @@ def _resources(pod: Json) -> Json:
     if less:
         spec["requests"] = less
     shm = _shm_volume(pod)
+    # A volume in memory without a limit is the default, shm: null; no volume is shm: 0.
     if shm is None or "sizeLimit" in shm["emptyDir"]:
         spec["shm"] = Object(shm).part("emptyDir")["sizeLimit"] if shm else "0"
     return spec

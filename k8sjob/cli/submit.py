@@ -150,7 +150,7 @@ def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     with suppress(BackendError):
         facts = gather_needs(backend.transport, backend.namespace, plan.job)
         for check in examine_needs(facts):
-            warn(f"{check.message}; {check.next_step}")
+            warn(check.text)
 
 
 def _with_image(

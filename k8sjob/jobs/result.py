@@ -181,7 +181,7 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
     )
     if check and status.state is not JobState.SUCCEEDED:
         lines = [f"{status.ref}: {status.state}: {status.message}"]
-        lines += [f"{cause.message}; {cause.next_step}" for cause in why[:1]]
+        lines += [cause.text for cause in why[:1]]
         failure = JobFailed(safe_text("\n".join(lines)))
         failure.exit_code, failure.result = status.exit_code, run_result
         raise failure

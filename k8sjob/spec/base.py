@@ -217,6 +217,7 @@ class Part(Described):
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Part:
+        # All at once: an error of pydantic's would name the first and hide the others.
         broken = list(self.rules())
         if broken:
             text = "; ".join(rule.text for rule in broken)

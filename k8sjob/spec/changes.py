@@ -115,6 +115,7 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
     if depth == len(change.path):
         return [*(data or ()), *change.value] if change.adds else change.value
     step = change.path[depth]
+    # The index after the last item adds one; a larger one would leave a gap.
     if isinstance(data, list) and isinstance(step, int) and step <= len(data):
         below = data[step] if step < len(data) else None
         changed = _apply(below, change, depth + 1)
@@ -138,6 +139,7 @@ def without_places(error: SpecError, changes: Sequence[Change], document: Docume
 
     def at_option(problem: Finding) -> Finding:
         path = problem.path
+        # A field that the document lacks may be missing in a change of what is around it.
         new = path not in document.keys and path not in document.values
         for change in changes if path else ():
             if path[: len(change.path)] == change.path or (

@@ -47,6 +47,7 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     """
     faults = []
     for detail in error.errors(include_url=False):
+        # An unknown field is wrong by its name, whatever its value is.
         at_key = detail["type"] == "extra_forbidden" or _KEY in detail["loc"]
         for at, rule in _faults(detail):
             place = document.place(at, key=at_key) if document else (0, 0)
@@ -57,6 +58,7 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
         message, step = (rule.message, rule.next_step) if rule else _texts(root, at, detail)
         return invalid(at, message, step, line=line, column=column)
 
+    # pydantic goes by the order of the classes' fields, a reader from the top of the file.
     return first_findings(sorted(faults, key=lambda fault: fault[0]), explain)
 
 
@@ -227,7 +229,7 @@ def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any
         yield from ({part.shorthand: wrong.lower()} for part in parts if part.shorthand)
         for number in (int, float):
             with suppress(ValueError):
-                yield number(wrong)
+                yield number(wrong)  # a number in quotes
         yield _FLAGS.get(wrong.lower())
         yield _pairs([wrong])
         if field in {"args", "command"}:

@@ -47,6 +47,7 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, local: bool = Fals
         SpecError: it cannot be read, or is not a valid spec; with every problem and its place.
     """
     document = _document(path)
+    # Only a document that is made of a script has no line.
     if not document.line and local:
         document.data["image"] = _NO_IMAGE
     try:

@@ -146,6 +146,7 @@ class _Loader(yaml.SafeLoader):
     count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Checked on the way down, since PyYAML's composer calls itself for each level.
         self.depth += 1
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
         if self.depth > MAX_DEPTH:
@@ -172,6 +173,7 @@ class _Loader(yaml.SafeLoader):
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for pair in node.value:
             mark = pair[0].start_mark
+            # PyYAML merges when it constructs values, where the places of keys are gone.
             if pair[0].tag == _TAG + "merge":
                 for source in reversed(_merged(pair[1])):
                     self._add(len(source.value), mark)
@@ -209,6 +211,7 @@ class _Builder:
 
     def build(self, node: yaml.Node, path: FieldPath) -> Any:
         """The node's data; `path` is its path."""
+        # An alias counts as often as it is used: nine levels of nine aliases are 9^9 values.
         self.count += 1
         if len(path) > MAX_DEPTH:
             raise _Refused(f"nested more than {MAX_DEPTH} levels deep by aliases", node.start_mark)
@@ -240,7 +243,7 @@ def _key(node: yaml.Node) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(node.value)
+        return str(node.value)  # as it is written: the key 1.50 is not "1.5"
     shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
     raise _Refused(f"{shown} cannot be a key", node.start_mark, "quote it if it is text")
 
@@ -301,6 +304,7 @@ def refuse_template(text: str | bytes, source: str = "") -> None:
         SpecError: it is one.
     """
     manifest = text.decode(errors="replace") if isinstance(text, bytes) else text
+    # Scripts have ${NAME} of their own. Their lines stay, so that the line of the message is right.
     manifest = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), manifest + "\n")
     if match := _PLACEHOLDER.search(manifest):
         part, line = match["line"] or match["part"], manifest.count("\n", 0, match.end()) + 1
@@ -361,6 +365,7 @@ def _documents(text: str, source: str) -> Iterator[Document]:
     try:
         while loader.check_node():
             node = loader.get_node()
+            # Nothing but comments between two `---`, as templates leave it.
             if node is None or (node.tag == _TAG + "null" and not node.value):
                 continue
             builder = _Builder()
@@ -381,7 +386,7 @@ def _decode(text: str | bytes, source: str) -> str:
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
         message, step = f"byte 0x{text[error.start]:02x} is not UTF-8", "save the file as UTF-8"
-        if text.startswith(b"PK\3\4"):
+        if text.startswith(b"PK\3\4"):  # how a zip begins
             message, step = (
                 "an archive, such as a job's record, which status, logs and why read",
                 "",

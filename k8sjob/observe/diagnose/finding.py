@@ -127,6 +127,9 @@ def as_data(finding: Finding) -> dict[str, Any]:
 class Explanation:
     """A cause, perhaps at one replica, before it is known which others share it.
 
+    It is no Finding, since a message names all replicas and the time of the first or the last of
+    them, which only the group has; see grouped.
+
     Attributes:
         cause: a Cause.
         problem: what is wrong, without the replica's name.

@@ -66,6 +66,9 @@ def message(key: str, **values: object) -> str:
 class Difference(NamedTuple):
     """The first difference, and its cause.
 
+    It is no Finding, since rules compare differences by their step, and a proof in JSON has the
+    tensor, the rank and both values as fields of their own.
+
     Attributes:
         step: optimizer steps done before; None: it concerns no step.
         values: on one process (or what is expected), on several.
