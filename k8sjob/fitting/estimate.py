@@ -6,7 +6,6 @@ import json
 import re
 from bisect import bisect
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import BackendError
@@ -241,9 +240,6 @@ def fit(
         model = first.at(batch, doubled) if doubled else first
         return peak(model, kind, divided, reshard=reshard)
 
-    def total_of(kind: str, batch: int) -> int:
-        return parts_of(kind, batch)["total"]
-
     for kind in kinds:
         for batch in sizes:
             parts = parts_of(kind, batch)
@@ -253,7 +249,7 @@ def fit(
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
         largest[kind] = None
         if room is not None and doubled is not None:
-            largest[kind] = largest_batch(partial(total_of, kind), room)
+            largest[kind] = largest_batch(lambda batch: parts_of(kind, batch)["total"], room)  # noqa: B023 - called at once
     advice = "Give --gpu-memory, or set resources.gpu_type, to see what fits."
     if room is not None:
         advice = _advice(rows, largest)

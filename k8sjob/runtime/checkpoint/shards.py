@@ -78,7 +78,8 @@ class Plans:
             item.index: _on_host(cast("Tensor", planner.resolve_data(item)))
             for item in self._mine.items
         }
-        _await_copies(staged)
+        if any(tensor.is_pinned() for tensor in staged.values()):
+            torch.cuda.current_stream().synchronize()
         return RankPart(whole, self._mine, staged, self._metadata)
 
     def _divide(self, planner: DefaultSavePlanner, plans: list[SavePlan]) -> SavePlan:
@@ -190,8 +191,3 @@ def _on_host(tensor: Tensor) -> Tensor:
     # Pinned, so that the copies follow each other without the host; torch keeps such memory.
     host = torch.empty_like(tensor, device="cpu", pin_memory=True)
     return host.copy_(tensor.detach(), non_blocking=True)
-
-
-def _await_copies(staged: dict[MetadataIndex, Tensor]) -> None:
-    if any(tensor.is_pinned() for tensor in staged.values()):
-        torch.cuda.current_stream().synchronize()

@@ -74,7 +74,11 @@ class Checkpoints:
         draft.replace(target)
         _sync(self.folder)
         self._move_away(old)
-        self._prune(step)
+        # Newer ones than this step were torn, or this run would have begun with them. They must
+        # not push out the whole ones.
+        older = [path for path in self.newest_first() if step_of(path) <= step]
+        for path in older[self.keep :]:
+            self._move_away(path)
         return target
 
     def refusal(self) -> str | None:
@@ -107,13 +111,6 @@ class Checkpoints:
         """Remove what a killed process left half written. Call it before the first save."""
         for draft in self.folder.glob(".step-*.tmp"):
             remove(draft)
-
-    def _prune(self, step: int) -> None:
-        # Newer ones than this step were torn, or this run would have begun with them. They must
-        # not push out the whole ones.
-        older = [path for path in self.newest_first() if step_of(path) <= step]
-        for path in older[self.keep :]:
-            self._move_away(path)
 
     def _move_away(self, path: Path) -> None:
         """Remove a checkpoint; a folder is renamed first, so that no partial one is seen."""

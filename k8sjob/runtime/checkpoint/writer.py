@@ -251,8 +251,11 @@ class Checkpointer:
         save = self._begin(kind, step, state, rng_stream, position)
         if divided:
             self._save_parts(save, mine, describes=describes)
-        elif self._leads:
-            self._save_whole(save, mine)
+        elif self._leads:  # the other ranks go on training while it writes
+            everything = {**save.common, **mine}
+            check_state(everything)
+            if draft := self._new_draft(save, folder=False):
+                self._write(save, draft, lambda: write(draft, everything))
 
     def _writes_parts(self, *, sharded: bool) -> bool:
         """Whether each rank is to write its part; the same on all ranks."""
@@ -267,13 +270,6 @@ class Checkpointer:
                 " and each rank writes its own part"
             )
         return asked and self._shared
-
-    def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
-        # Only rank 0 is here; the other ranks go on training while it writes.
-        whole = {**save.common, **held}
-        check_state(whole)
-        if draft := self._new_draft(save, folder=False):
-            self._write(save, draft, lambda: write(draft, whole))
 
     def _save_parts(self, save: _Save, parts: dict[str, Any], *, describes: bool) -> None:
         from k8sjob.runtime.checkpoint.shards import Plans  # imports much of torch.distributed
