@@ -10,7 +10,7 @@ from k8sjob.kube import capacity
 from k8sjob.kube.client import kubectl
 from k8sjob.observe.diagnose import containers, finding, output, pod_creation, queue, scheduling
 from k8sjob.proving.rules import evaluation
-from k8sjob.targets.pytorchjob import target
+from k8sjob.targets.pytorchjob import job
 
 
 def selector(text):
@@ -36,7 +36,7 @@ def selector(text):
         (lambda text: containers._NAMES.sub("", text).strip('a"'), 'a"' * 200_000),
         (lambda text: finding.without_replica(text).strip("0"), "0" * 300_000),
         (evaluation._CLOCK.search, "1" + "a1" * 100_000),
-        (target._EXITED.fullmatch, "Pod: " + "a." * 200_000),
+        (job._EXITED.fullmatch, "Pod: " + "a." * 200_000),
     ],
 )
 @pytest.mark.timeout(60)

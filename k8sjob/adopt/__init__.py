@@ -244,7 +244,7 @@ def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
 
 
 def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
-    return tuple(dict.fromkeys(role.path for role in reader_of(job).target.replicas(job_of(job))))
+    return tuple(dict.fromkeys(role.path for role in job_of(job).replicas))
 
 
 def _split_change(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:

@@ -72,8 +72,7 @@ def normal(manifest: Json, *, config: bool) -> Json:
         job = merge(job, reader.target.suspension(value=True))
     for path in reader.quantities:
         _amounts(at_path(job, *path))
-    roles = reader.target.replicas(job_of(job))
-    for place in {role.path for role in roles}:
+    for place in {role.path for role in job_of(job).replicas}:
         template = at_path(job, *place)
         _metadata(template)
         _pod(Object(template).spec, config=config)
@@ -83,7 +82,7 @@ def normal(manifest: Json, *, config: bool) -> Json:
 def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     """Role and pod spec of each role, as they are in the manifest."""
     job = job_of(manifest)
-    for role in job.target.replicas(job):
+    for role in job.replicas:
         yield role.role, Object(at_path(manifest, *role.path)).spec
 
 

@@ -99,7 +99,7 @@ def _shared(groups: Iterable[Json]) -> Json:
 
 
 def _templates(manifest: Json, group: str) -> list[Json]:
-    roles = reader_of(manifest).target.replicas(job_of(manifest))
+    roles = job_of(manifest).replicas
     return [Object(role.template).part("metadata", group) for role in roles]
 
 

@@ -482,7 +482,7 @@ class RecordBackend:
         """
         yield self.snapshot(ref)
         job = self._snapshot.job
-        if not job.target.state(job)[0].finished:
+        if not job.state()[0].finished:
             raise BackendError(f"{self.path} is the record of a job that had not ended")
 
     def logs(

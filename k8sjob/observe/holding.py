@@ -79,7 +79,7 @@ def job_times(
     present: float,
 ) -> JobTimes:
     """What holds for all replicas of a job, which was `paused` last."""
-    refusals = {refusal for refusal, _, _ in snapshot.job.target.creations}
+    refusals = {refusal for refusal, _, _ in snapshot.job.target.pods.creations}
     events = [event for event in snapshot.events if event.get("reason") in refusals]
     firsts = (moment(event.get("firstTimestamp")) or event_time(event) for event in events)
     refused = min((first.timestamp() for first in firsts), default=math.inf)

@@ -14,7 +14,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAMES, Reason, Role
 from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
-from k8sjob.targets.api import JobState, created_pods
+from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names, replica_of
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class JobStatus(HasCard):
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    target = job.target
-    state, condition = target.state(job)
+    state, condition = job.state()
     if state is JobState.SUSPENDED and QUEUE in job.labels:
         state = JobState.QUEUED
     if job.deleting and not state.finished:  # how it ended is worth more
@@ -116,12 +115,12 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         Pod(pod).terminated.get("exitCode") == 0 for pod in snapshot.pods
     ):
         state = JobState.RUNNING  # a Pod that ends is unready before it is counted
-    started, finished = target.times(job)
+    started, finished = job.times()
     # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
     creations: Counter[str] = Counter()  # of Pods, by the name of the replica
     suspended = job.condition("Suspended")
     since = suspended.since if suspended.false else None
-    for replica, event in created_pods(job, snapshot.events):
+    for replica, event in job.created_pods(snapshot.events):
         if since and event_time(event) < since - _CREATED_BEFORE:
             continue
         creations[replica] += Object(event).part("series").get("count") or event.get("count") or 1
@@ -138,13 +137,13 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         if state.finished
         else None,
         replicas=replicas,
-        counts=Counter(replica.situation for replica in replicas) or target.counts(job, state),
+        counts=Counter(replica.situation for replica in replicas) or job.counts(state),
     )
 
 
 def training_fields(job: Job) -> set[str]:
     """What Events about a Pod, or about its training container, name in it."""
-    containers = (training(role.pod.get("containers")) for role in job.target.replicas(job))
+    containers = (training(role.pod.get("containers")) for role in job.replicas)
     names = {*CONTAINER_NAMES, *(container.get("name", "") for container in containers)}
     return {"", *(f"spec.containers{{{name}}}" for name in names)}
 
@@ -163,7 +162,7 @@ def processes(job: Job) -> tuple[int, int]:
     `auto`, `gpu` and `cpu` count as one, as for the training operator; a Master that only serves
     its Workers (see strategies.serving) has a number of its own.
     """
-    asked = job.target.nproc_per_node(job)
+    asked = job.nproc_per_node
     each = int(asked) if _NUMBER.fullmatch(asked) else 1
     return _serving(job) or each, each
 

@@ -29,7 +29,6 @@ from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica, training_fields
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import real
-from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def read_output_times(
     # All output before it is of a run before the suspension.
     since = paused.end if paused and paused.end and not paused.first else 0.0
     names, first = replica_names(job), reporting_replica(job)
-    elastic = job.target.is_elastic(job)  # any may have rank 0 then
+    elastic = job.is_elastic  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
 
@@ -301,7 +300,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
 
     What was created or started after `before` is passed over where something earlier is known.
     """
-    job, target = snapshot.job, snapshot.job.target
+    job = snapshot.job
     fields = training_fields(job)
     lives: dict[str, dict[str, _Life]] = defaultdict(dict)  # of each replica, by the uid of its Pod
     for pod in map(Pod, snapshot.pods):
@@ -309,9 +308,9 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or 0.0):
         about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":
-            replica = target.replica_named(job, about.get("name", ""))
+            replica = job.replica_named(about.get("name", ""))
             lives[replica].setdefault(about.get("uid", ""), (Pod({}), []))[1].append(event)
-    creations = reversed(list(created_pods(job, snapshot.events)))  # the first one counts
+    creations = reversed(list(job.created_pods(snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
     starts = []
     for name in replica_names(job):

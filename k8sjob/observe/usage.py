@@ -263,7 +263,7 @@ def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]
     """
     gpus: list[tuple[RoleReplicas, float]] = []
     cpus: list[tuple[RoleReplicas, float]] = []
-    for role in snapshot.job.target.replicas(snapshot.job):
+    for role in snapshot.job.replicas:
         asked = asked_by(training(role.pod.get("containers")))
         gpus.append((role, sum(float(n) for name, n in asked.items() if counts_gpus(name))))
         cpus.append((role, float(asked.get("cpu", 1))))

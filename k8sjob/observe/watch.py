@@ -298,7 +298,7 @@ class _Watcher:
                 continue
             about, message = Object(event).part("involvedObject"), event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
-            replica = job.target.replica_named(job, pod)
+            replica = job.replica_named(pod)
             alike = _UID.sub("", message.replace(pod, "")) if replica else Object(event).uid
             if (event.get("reason"), alike) in self._reported_warnings:
                 continue

@@ -74,7 +74,7 @@ def difference(existing: Job | None, job: Job) -> ManifestDiff:
         same = same_manifest(existing.raw, job.raw)
         old = _ordered(_without_kueue(old, new, _ASSIGNED if same else frozenset()))
     paths = list(differing(old, new, ()))
-    acts = job.target.applies_at_once
+    acts = job.applies_at_once
     at_once = [path for path in paths if path[0] == "metadata" or acts(path)]
     return ManifestDiff(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
@@ -124,7 +124,7 @@ def _written(job: Job) -> Json:
         "apiVersion": job.raw.get("apiVersion"),
         "kind": job.raw.get("kind"),
         "metadata": {k: v for k, v in metadata.items() if v},
-        "spec": job.target.written(job),
+        "spec": job.written_spec,
     }
     if (companion := keyed(job.target)) and job.companion is not None:
         document[companion.key] = {"spec": Object(job.companion).spec}

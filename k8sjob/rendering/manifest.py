@@ -37,7 +37,7 @@ from k8sjob.kube.objects import (
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
-from k8sjob.targets.api import PORT_NAME, Job
+from k8sjob.targets.api import PORT_NAME
 from k8sjob.targets.jobs import DEFAULT, by_name
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from k8sjob.provenance import Provenance
     from k8sjob.spec import JobSpec, Resources, Volume
+    from k8sjob.targets.api import Job
 
 IMAGE_UID: Final = 1000
 """User and group, by number, as which the containers of a built image run."""
@@ -81,11 +82,11 @@ def manifest(
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
     values |= target.values(spec)
-    text = fill(target.template, **values)
-    job = Job(_parsed(text), target)
+    text = fill(f"{target.name}.yaml.j2", target.templates, **values)
+    job = target.job(_parsed(text))
     sources = [text, *(yamldoc.dump(patch) for patch in (spec.overlay, spec.pod_template) if patch)]
     if companion := target.companion:
-        text = fill(companion.template, **values)
+        text = fill(companion.template, target.templates, **values)
         job = replace(job, companion=_parsed(text))
         sources += [text] if companion.key else []
     notify = {} if spec.notify is None else {NOTIFY: ",".join(spec.notify)}
@@ -283,4 +284,4 @@ def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
         ValueError: the job has no such replica.
     """
     alike = spec.model_copy(update={"target": DEFAULT.name})
-    return DEFAULT.injected_env(manifest(alike), role, index)
+    return manifest(alike).injected_env(role, index)

@@ -59,7 +59,7 @@ def apply_overlay(
     problems = list(_forbidden_fields(overlay))
     if companion := keyed(target):
         problems += _forbidden_fields(overlay.get(companion.key), companion.key)
-    templates = {replicas.path: replicas.pod for replicas in target.replicas(job)}
+    templates = {replicas.path: replicas.pod for replicas in job.replicas}
     # The overlay comes last, so it can take back for one role what pod_template gives to all.
     merged = Traced.of(job.document)
     for path, pod in templates.items() if pod_template else ():
@@ -108,7 +108,7 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Finding]:
 
 def _has(target: Target, field: tuple[str, ...]) -> bool:
     companion = keyed(target)
-    in_spec = field[0] == "spec" and field[1] in target.spec_fields
+    in_spec = field[0] == "spec" and field[1] in target.shapes["spec"]
     return in_spec or bool(companion and field == (companion.key,))
 
 
@@ -163,7 +163,7 @@ def _violations(merged: Traced, job: Job) -> list[Finding]:
 
     violations = [
         ((*replicas.path, "spec", *path), value, requirement)
-        for replicas in job.target.replicas(job)
+        for replicas in job.replicas
         for path, value, requirement in restricted_violations(replicas.pod)
     ]
     return first_findings(violations, explain)

@@ -46,8 +46,13 @@ def templates_dir() -> Path:
     raise RenderError(f"no templates in {packaged} nor in {checkout}; install k8sjob again")
 
 
-def fill(template: str, **values: Any) -> str:
-    """The text of a template, as "pytorchjob.yaml.j2", with its values.
+def fill(template: str, folder: Path | None = None, **values: Any) -> str:
+    """The text of a template with its values.
+
+    Args:
+        template: its file, as "pod.yaml.j2".
+        folder: where it is looked for first; None: only in templates_dir().
+        values: what it writes.
 
     Raises:
         RenderError: the template does not fit the values, as where it names one that is missing.
@@ -55,17 +60,17 @@ def fill(template: str, **values: Any) -> str:
     import jinja2  # noqa: PLC0415 - a fifth of a command's start-up, which most commands save
 
     try:
-        return _environment().get_template(template).render(values)
+        return _environment(folder).get_template(template).render(values)
     except jinja2.TemplateError as error:
         raise RenderError(f"{templates_dir() / template}: {error}") from error
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def _environment(folder: Path | None = None) -> jinja2.Environment:
     import jinja2  # noqa: PLC0415 - see fill
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_dir()),
+        loader=jinja2.FileSystemLoader([*filter(None, [folder]), templates_dir()]),
         bytecode_cache=_bytecode_cache(),
         undefined=jinja2.StrictUndefined,
         finalize=_only_written,

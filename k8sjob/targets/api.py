@@ -1,15 +1,16 @@
-"""The Protocol of a target: what the rest of k8sjob must know of one kind of job. Pure.
+"""A kind of job in three parts: a Target renders one, a Job reads it, Pods know its Pods. Pure.
 
-A target is read only from its objects. Whatever the kind, replica 0 of a job is "master-0" and
+A job is read only from its objects. Whatever the kind, replica 0 of a job is "master-0" and
 the others are "worker-0" and on, in the order of their ranks. Only Pods of others' JobSets that
 have no such order are called after their Jobs: "leader-0-0", "actors-3-0".
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object, at_path
@@ -17,6 +18,7 @@ from k8sjob.targets.field_types import fit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from k8sjob.contract import Role
     from k8sjob.findings import Finding
@@ -163,7 +165,7 @@ class Companion:
         return any(phrase in text for phrase in self.missed)
 
 
-class Made(NamedTuple):
+class Level(NamedTuple):
     """An object that a controller makes of a job; `suffix` follows the job's name in its own."""
 
     kind: str
@@ -178,14 +180,14 @@ class Made(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Object):
-    """A job, and the objects beside it that say more of it.
+class Job(Object, ABC):
+    """A job, and the objects beside it that say more of it; each kind has a class of its own.
 
     Attributes:
         raw: its own object, as an apiserver has it.
         target: its kind.
         companion: the object of Target.companion; None: there is none, or it was not read.
-        child: the last object of Target.made; None: there is none, or it was not read.
+        child: the last object of Target.levels; None: there is none, or it was not read.
     """
 
     target: Target
@@ -193,7 +195,7 @@ class Job(Object):
     child: Json | None = None
 
     @classmethod
-    def of(cls, target: Target, document: Json) -> Job:
+    def of(cls, target: Target, document: Json) -> Self:
         """The job of a kind from its `document`."""
         raw, key = dict(document), target.companion.key if target.companion else ""
         child = raw.pop(CHILD, None)
@@ -211,7 +213,7 @@ class Job(Object):
 
     def with_document(self, document: Json) -> Job:
         """The job as its document has become; a companion that is not in it stays."""
-        job = Job.of(self.target, document)
+        job = self.of(self.target, document)
         return job if job.companion is not None else replace(job, companion=self.companion)
 
     @property
@@ -219,14 +221,117 @@ class Job(Object):
         """What is created for the job in a cluster, in this order: the companion, the job."""
         return [*([] if self.companion is None else [self.companion]), self.raw]
 
+    def at(self, *path: str | int) -> Any:
+        """The value at a path of its document; None if there is none."""
+        return at_path(self.document, *path)
+
+    # --- what it asks for
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is a training job, whoever has made it: others' objects need not be one."""
+        return True
+
+    @property
+    @abstractmethod
+    def replicas(self) -> tuple[RoleReplicas, ...]:
+        """The replicas that it asks for, the Master first."""
+
+    @property
+    @abstractmethod
+    def nproc_per_node(self) -> str:
+        """The processes of each replica as it gives them: "2", "auto"; empty for none."""
+
+    @property
+    @abstractmethod
+    def is_elastic(self) -> bool:
+        """Whether the number of replicas may change, so that any of them may have rank 0."""
+
+    @abstractmethod
+    def injected_env(self, role: Role | str, index: int) -> dict[str, str]:
+        """The variables that a replica gets beside those of the manifest.
+
+        Raises:
+            ValueError: the job has no such replica.
+        """
+
     @property
     def suspended(self) -> bool:
         """Whether it is to be suspended."""
         return bool(self.part(*self.target.policy_at).get("suspend"))
 
-    def at(self, *path: str | int) -> Any:
-        """The value at a path of its document; None if there is none."""
-        return at_path(self.document, *path)
+    @property
+    def gang(self) -> Json | None:
+        """Its request to a gang scheduler; None if it has none."""
+        return None
+
+    @property
+    def active_deadline(self) -> int | None:
+        """After how many seconds it is to be ended."""
+        deadline: int | None = self.part(*self.target.policy_at).get("activeDeadlineSeconds")
+        return deadline
+
+    @property
+    def keeps_pods(self) -> bool:
+        """Whether Pods that still run when it ends stay."""
+        return False
+
+    @property
+    def managed_by(self) -> str:
+        """The controller that is to work on it, where that is another; else empty."""
+        manager = self.part(*self.target.policy_at).get("managedBy") or self.target.manager
+        return "" if manager == self.target.manager else str(manager)
+
+    @property
+    def written_spec(self) -> Json:
+        """Its spec without what the apiserver adds to each job."""
+        return self.spec
+
+    @abstractmethod
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
+        """Whether the controller acts on a change of this field while the job runs."""
+
+    # --- how it goes
+
+    @abstractmethod
+    def state(self) -> tuple[JobState, Json]:
+        """Its state, and the condition that decides it; empty if there is none."""
+
+    @abstractmethod
+    def times(self) -> tuple[str | None, str | None]:
+        """When its replicas were first created, or again after a resume, and when it ended."""
+
+    @abstractmethod
+    def counts(self, state: JobState) -> Mapping[str, int]:
+        """How many Pods are in which phase, by the controller's own counts."""
+
+    # --- the names and Events of its Pods
+
+    @abstractmethod
+    def replica_named(self, pod: str) -> str:
+        """The replica whose Pod has this name; empty if it is none of its Pods."""
+
+    def has_below(self, kind: str, name: str) -> bool:
+        """Whether controllers make an object of this kind and name of it; see Target.levels."""
+        levels = self.target.levels
+        return any((kind, name) == (level.kind, f"{self.name}{level.suffix}") for level in levels)
+
+    def recorded_ends(self, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
+        """The failures of replicas that Events keep, in the order of the Events."""
+        yield from ()
+
+    @abstractmethod
+    def recreations(self, replica: str, events: Iterable[Json]) -> int:
+        """How often a replica's Pod was created again because it had failed."""
+
+    def created_pods(self, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
+        """The replicas whose Pods were created, as its Events tell, each with its Event."""
+        _, reason, prefix = self.target.pods.creations[0]
+        for event in events:
+            if event.get("reason") == reason:
+                pod = event.get("message", "").removeprefix(prefix)
+                if replica := self.replica_named(pod):
+                    yield replica, event
 
 
 class RecordedEnd(NamedTuple):
@@ -269,9 +374,8 @@ class ManifestReader(Protocol):
     quantities: tuple[tuple[str, ...], ...] = ()
     """The paths of mappings in a job whose values are quantities; those of Pods aside."""
 
-    @property
-    def target(self) -> Target:
-        """The kind that such a job becomes."""
+    target: Target
+    """The kind that such a job becomes."""
 
     def problems(self, job: Json) -> Iterator[Finding]:
         """Why a cluster would refuse the object."""
@@ -290,35 +394,55 @@ class ManifestReader(Protocol):
         """The `replicas` and `policy` of a settled job's job.yaml; its Pods are read elsewhere."""
 
 
+class Pods(Protocol):
+    """The Pods of a kind of job, whichever job they are of, and its controller's Events."""
+
+    job_label: str
+    """The label whose value is the job's name."""
+    owner_label: str = ""
+    """The label whose value is the uid of the job, or of the object of its name that is made of
+    it; empty: the job is their controller."""
+    init_container: str = ""
+    """The init container that the controller adds to some of them; empty: none."""
+    creations: tuple[tuple[str, str, str], ...]
+    """The Events about the creation of a Pod, then of other objects: the reason of a refusal, the
+    reason of a success, and how the message of a success begins."""
+    service_each: bool = False
+    """Whether each has a Service; else one is for all of them."""
+    ended_stay: bool
+    """Whether one that has ended stays when another takes its place."""
+
+    def replica_of(self, pod: Json) -> str:
+        """The replica that a Pod is, "worker-2"; empty for a Pod of another kind of job."""
+
+    def selector(self, name: str, replicas: Collection[str] = ()) -> str:
+        """The label selector of a job's Pods, or of some replicas' and perhaps more."""
+
+    def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
+        """Whether an Event says that the controller deletes all Pods, to create them again."""
+        return False
+
+
 class Target(Protocol):
-    """A kind of job; kinds inherit what they do not have."""
+    """A kind of job, and how a spec becomes one; kinds inherit what they do not have."""
 
     name: TargetName
-    """The name in job.yaml: "pytorchjob"."""
+    """The name in job.yaml, "pytorchjob", and of the template that lays a job out."""
     kind: str
     """The kind of the object: "PyTorchJob"."""
     api_version: str
     resource: str
     """The plural, in paths."""
-    job_label: str
-    """The label of a job's Pods whose value is the job's name."""
-    owner_label: str = ""
-    """The label of a job's Pods whose value is the uid of the job, or of the object of its name
-    that is made of it; empty: the job is their controller."""
+    job_type: type[Job]
+    """How a job of the kind is read."""
+    pods: Pods
     controller: Controller
     """The controller of such jobs."""
-    init_container: str = ""
-    """The init container that the controller adds to some Pods; empty: none."""
-    creations: tuple[tuple[str, str, str], ...]
-    """The Events about the creation of a Pod, then of other objects: the reason of a refusal, the
-    reason of a success, and how the message of a success begins."""
-    template: str
-    """The file in templates/ that lays a job out."""
-    file: str
-    """The file name of a rendered manifest; job.yaml is the spec."""
+    manager: str
+    """The value of managedBy that stands for the kind's own controller."""
     companion: Companion | None = None
     """The object beside the job; None: it needs none."""
-    made: tuple[Made, ...] = ()
+    levels: tuple[Level, ...] = ()
     """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left over from an earlier job is
     taken for this job's."""
@@ -327,28 +451,34 @@ class Target(Protocol):
     kueue_patch: Json = {}  # noqa: RUF012 - never changed
     """What a job's spec gets that is only asked about: the apiserver refuses its duplicate, which
     Kueue adds, before a webhook misses the companion; empty: not needed."""
-    service_each: bool = False
-    """Whether each replica has a Service; else one is for all of them."""
-    keeps_ended_pods: bool
-    """Whether a Pod that has ended stays when another takes its place."""
     shared_kind: bool = False
     """Whether objects of the kind need not be training jobs, so that `submit` leaves those of
     others alone, whatever it is asked."""
-    spec_fields: frozenset[str]
-    """The fields of an object's spec."""
+    policy_at: tuple[str, ...] = ("spec",)
+    """The path of `suspend` and `managedBy`."""
+    file: str
+    """The file name of a rendered manifest; job.yaml is the spec."""
+    templates: Path | None = None
+    """The folder of its templates, where that is another than templates/."""
     shapes: Json
-    """The types of its fields, and of its companion's; see k8sjob.targets.field_types."""
+    """The types of its fields, all of `spec` among them, and of its companion's; see
+    k8sjob.targets.field_types."""
     process_at: tuple[str, ...] = ()
     """The path of the training container's image, command, arguments and resources, if not in its
     Pod template."""
-    policy_at: tuple[str, ...] = ("spec",)
-    """The path of `suspend` and `managedBy`."""
     sources: Mapping[str, tuple[str, ...]] = {}
     """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
-    manager: str
-    """The value of managedBy that stands for the kind's own controller."""
 
-    # --- from a spec to an object
+    def job(self, document: Json) -> Job:
+        """The job of this kind from its Job.document, or from its object alone."""
+        return self.job_type.of(self, document)
+
+    def suspension(self, *, value: bool) -> Json:
+        """The merge patch that suspends a job or resumes it."""
+        patch: Json = {"suspend": value}
+        for key in reversed(self.policy_at):
+            patch = {key: patch}
+        return patch
 
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:  # noqa: ARG002 - it has all fields
         """The fields of a spec that this kind of job cannot have."""
@@ -381,108 +511,9 @@ class Target(Protocol):
         """The lint of this kind, over targets.manifest_facts.Job; None: only that of all kinds."""
         return None
 
-    def injected_env(self, job: Job, role: Role | str, index: int) -> dict[str, str]:
-        """The variables that a replica gets beside those of the manifest.
-
-        Raises:
-            ValueError: the job has no such replica.
-        """
-
     def minimal(self, name: str, pod: Json) -> Job:
         """The smallest job of one replica, with this spec of its Pod."""
 
     def refused(self, name: str, pod: Json) -> Job:
         """The same with a fault that only the controller's webhook sees: a bad name."""
         return self.minimal(f"0-{name}", pod)
-
-    # --- a job
-
-    def is_training(self, job: Job) -> bool:  # noqa: ARG002 - each is
-        """Whether an object of the kind is a training job, whoever has made it."""
-        return True
-
-    def replicas(self, job: Job) -> tuple[RoleReplicas, ...]:
-        """The replicas that the job asks for, the Master first."""
-
-    def nproc_per_node(self, job: Job) -> str:
-        """The processes of each replica as the job gives them: "2", "auto"; empty for none."""
-
-    def is_elastic(self, job: Job) -> bool:
-        """Whether the number of replicas may change, so that any of them may have rank 0."""
-
-    def state(self, job: Job) -> tuple[JobState, Json]:
-        """The job's state, and the condition that decides it; empty if there is none."""
-
-    def times(self, job: Job) -> tuple[str | None, str | None]:
-        """When its replicas were first created, or again after a resume, and when it ended."""
-
-    def counts(self, job: Job, state: JobState) -> Mapping[str, int]:
-        """How many Pods are in which phase, by the controller's own counts."""
-
-    def suspension(self, *, value: bool) -> Json:
-        """The merge patch that suspends a job or resumes it."""
-        patch: Json = {"suspend": value}
-        for key in reversed(self.policy_at):
-            patch = {key: patch}
-        return patch
-
-    def gang(self, job: Job) -> Json | None:  # noqa: ARG002 - never
-        """The job's request to a gang scheduler; None if it has none."""
-        return None
-
-    def active_deadline(self, job: Job) -> int | None:
-        """After how many seconds the job is to be ended."""
-        deadline: int | None = job.part(*self.policy_at).get("activeDeadlineSeconds")
-        return deadline
-
-    def keeps_pods(self, job: Job) -> bool:  # noqa: ARG002 - never
-        """Whether Pods that still run when the job ends stay."""
-        return False
-
-    def managed_by(self, job: Job) -> str:
-        """The controller that is to work on the job, where that is another; else empty."""
-        manager = job.part(*self.policy_at).get("managedBy") or self.manager
-        return "" if manager == self.manager else str(manager)
-
-    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """Whether the controller acts on a change of this field of a job that runs."""
-
-    def written(self, job: Job) -> Json:
-        """The spec of a job without what the apiserver adds to each job."""
-        return job.spec
-
-    # --- its Pods and Events
-
-    def replica_of(self, pod: Json) -> str:
-        """The replica that a Pod is, "worker-2"; empty for a Pod of another kind of job."""
-
-    def selector(self, name: str, replicas: Collection[str] = ()) -> str:
-        """The label selector of a job's Pods, or of some replicas' and perhaps more."""
-
-    def replica_named(self, job: Job, pod: str) -> str:
-        """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
-
-    def is_made(self, job: Job, kind: str, name: str) -> bool:
-        """Whether controllers make an object of this kind and name of a job; see `made`."""
-        return any((kind, name) == (level.kind, f"{job.name}{level.suffix}") for level in self.made)
-
-    def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
-        """Whether an Event says that the controller deletes all Pods, to create them again."""
-        return False
-
-    def recorded_ends(self, job: Job, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
-        """The failures of replicas that Events keep, in the order of the Events."""
-        yield from ()
-
-    def recreations(self, job: Job, replica: str, events: Iterable[Json]) -> int:
-        """How often a replica's Pod was created again because it had failed."""
-
-
-def created_pods(job: Job, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
-    """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
-    _, reason, prefix = job.target.creations[0]
-    for event in events:
-        if event.get("reason") == reason:
-            pod = event.get("message", "").removeprefix(prefix)
-            if replica := job.target.replica_named(job, pod):
-                yield replica, event

@@ -58,8 +58,9 @@ _TYPES: Final = {
 
 @cache
 def tables() -> dict[str, Any]:
-    """The tables of shapes.toml."""
-    return tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
+    """The tables of shapes.toml, here and in the folders of the kinds."""
+    files = sorted(Path(__file__).parent.glob("**/shapes.toml"))
+    return tomllib.loads("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def shape(written: Any) -> Any:

@@ -12,35 +12,30 @@ from k8sjob.contract import Role
 from k8sjob.findings import field_path
 from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
-from k8sjob.targets.api import Job
-from k8sjob.targets.indexed import IndexedJob
-from k8sjob.targets.indexed_reader import IndexedReader
-from k8sjob.targets.jobset import JobSet, JobSetReader
-from k8sjob.targets.pytorchjob.target import PyTorchJob, PyTorchJobReader
-from k8sjob.targets.trainjob import TrainJob, TrainJobReader
+from k8sjob.targets.indexed.adopt import IndexedReader
+from k8sjob.targets.jobset.adopt import JobSetReader
+from k8sjob.targets.pytorchjob.adopt import PyTorchJobReader
+from k8sjob.targets.trainjob.adopt import TrainJobReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import FieldPath
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Made, ManifestReader, RoleReplicas, Target
+    from k8sjob.targets.api import Companion, Job, Level, ManifestReader, RoleReplicas, Target
 
-DEFAULT: Final[Target] = PyTorchJob()
-_JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
-TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
-"""All kinds of job, in the order in which a name is looked for."""
-PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
-"""The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
-CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
-"""The targets by their resource."""
-READERS: Final[tuple[ManifestReader, ...]] = (
+READERS: Final[list[ManifestReader]] = [
     PyTorchJobReader(),
-    TrainJobReader(_TRAINJOB),
-    JobSetReader(_JOBSET),
-    IndexedReader(_JOB),
-)
-"""How each kind of job is read that others wrote, for `adopt`."""
+    TrainJobReader(),
+    JobSetReader(),
+    IndexedReader(),
+]
+"""The kinds of job, each by the reader of manifests that others wrote, in the order in which
+`--target auto` tries them; docs/reference/targets.md has the reasons. A new kind is a line here."""
+PREFERRED: Final = [reader.target for reader in READERS]
+DEFAULT: Final = PREFERRED[0]
+TARGETS: Final = [DEFAULT, *reversed(PREFERRED[1:])]
+"""All kinds of job, in the order in which a name is looked for."""
 MOST_REPLICAS: Final = 100_000
 """The replicas of the largest job that is read with all that belongs to it."""
 _GRACE_SECONDS: Final = 30
@@ -51,7 +46,7 @@ _MARGIN_SECONDS: Final = 60
 
 def job_of(document: Json) -> Job:
     """The job from its object, or from its Job.document."""
-    return Job.of(of_kind(document.get("kind")), document)
+    return of_kind(document.get("kind")).job(document)
 
 
 def by_name(name: str) -> Target:
@@ -102,16 +97,16 @@ def keyed(target: Target) -> Companion | None:
     return target.companion if target.companion and target.companion.key else None
 
 
-def namesake(target: Target) -> Made | None:
-    """The object of the job's own name that a controller makes for it; see Target.made."""
-    return next((level for level in target.made if not level.suffix), None)
+def namesake(target: Target) -> Level | None:
+    """The object of the job's own name that a controller makes for it; see Target.levels."""
+    return next((level for level in target.levels if not level.suffix), None)
 
 
 def made_of(job: Job, objects: Iterable[Json]) -> list[Json]:
-    """The objects made for this job, not for an earlier one of its name; see Target.made."""
+    """The objects made for this job, not for an earlier one of its name; see Target.levels."""
     below: list[Json] = []
     owner = job.uid
-    for level in job.target.made:
+    for level in job.target.levels:
         named = [child for child in objects if Object(child).name == f"{job.name}{level.suffix}"]
         of_it = [
             child
@@ -127,7 +122,7 @@ def made_of(job: Job, objects: Iterable[Json]) -> list[Json]:
 
 def with_child(job: Job, objects: Iterable[Json]) -> Job:
     """The job with its `child`, where that is among these objects; see made_of."""
-    name = f"{job.name}{job.target.made[-1].suffix}" if job.target.made else ""
+    name = f"{job.name}{job.target.levels[-1].suffix}" if job.target.levels else ""
     children = (item for item in made_of(job, objects) if Object(item).name == name)
     return replace(job, child=next(children, None))
 
@@ -143,12 +138,12 @@ def _controller(item: Json) -> str:
 
 def has_ended(job: Job) -> bool:
     """Whether a job has succeeded or failed."""
-    return job.target.state(job)[0].finished
+    return job.state()[0].finished
 
 
 def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
-    for replicas in job.target.replicas(job):
+    for replicas in job.replicas:
         yield replicas.role, replicas.count, replicas.pod
 
 
@@ -178,7 +173,7 @@ class ReplicaNames(Sequence[str]):
 
 def replica_names(job: Job) -> ReplicaNames:
     """The names of all replicas that a job asks for: "master-0", "worker-0", ..."""
-    return ReplicaNames(job.target.replicas(job))
+    return ReplicaNames(job.replicas)
 
 
 def excess(job: Job) -> str:
@@ -211,7 +206,7 @@ def seconds_to_end(job: Job) -> float:
 
 def replica_of(pod: Json) -> str:
     """The replica that a pod is, "worker-2"; empty for one that is no job's."""
-    return next((name for target in TARGETS if (name := target.replica_of(pod))), "")
+    return next((name for target in TARGETS if (name := target.pods.replica_of(pod))), "")
 
 
 def replica_order(replica: str) -> tuple[int, list[str | int]]:
@@ -225,10 +220,10 @@ def replica_order(replica: str) -> tuple[int, list[str | int]]:
 def owned(target: Target, pod: Json, uid: str) -> bool:
     """Whether a pod that carries a job's name is of that job, and of no other.
 
-    The uid is that of the job, or of its namesake; see Target.owner_label.
+    The uid is that of the job, or of its namesake; see Pods.owner_label.
     """
-    if target.owner_label:
-        return Object(pod).labels.get(target.owner_label) == uid
+    if target.pods.owner_label:
+        return Object(pod).labels.get(target.pods.owner_label) == uid
     return _controller(pod) in {"", uid}
 
 
@@ -272,24 +267,25 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
 
 
 def events_below(target: Target, name: str) -> tuple[str, ...]:
-    """The field selectors of the events about what is made of a job; see Target.made.
+    """The field selectors of the events about what is made of a job; see Target.levels.
 
     Those of all Jobs, since only the job says how its own are called; see is_below.
     """
     named = f",involvedObject.name={name}"
     return tuple(
-        f"involvedObject.kind={level.kind}{'' if level.suffix else named}" for level in target.made
+        f"involvedObject.kind={level.kind}{'' if level.suffix else named}"
+        for level in target.levels
     )
 
 
 def is_below(job: Job, event: Json) -> bool:
-    """Whether an event is about a pod of the job, also one that no longer exists, or Target.made.
+    """Whether an event is about a pod of the job, also one that no longer exists, or Target.levels.
 
     Not those from before the job was created.
     """
     about = Object(event).part("involvedObject")
-    target, at = job.target, str(about.get("name", ""))
-    if not (target.is_made(job, str(about.get("kind")), at) or target.replica_named(job, at)):
+    at = str(about.get("name", ""))
+    if not (job.has_below(str(about.get("kind")), at) or job.replica_named(at)):
         return False
     begun = moment(job.created)
     return begun is None or event_time(event) >= begun

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason, Role, counted
 from k8sjob.kube.objects import Object, moment, new_event, stamp, training, true_conditions
-from k8sjob.targets.api import Job, JobState, LocalReason
+from k8sjob.targets.api import JobState, LocalReason
 from k8sjob.targets.pytorchjob.operator import (
     JOB_NAME,
     KIND,
     REPLICA_INDEX,
     REPLICA_TYPE,
 )
-from k8sjob.targets.pytorchjob.target import PyTorchJob
+from k8sjob.targets.pytorchjob.target import PyTorchJobTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,10 +183,9 @@ class Lifecycle:
     ) -> None:
         self.job, self.events, self.state = job, list(events), JobState.CREATED
         self.max_restarts, self._node, self.stop_message = max_restarts, node, ""
-        target = PyTorchJob()
         self.replicas = tuple(
             Replica(group, index)
-            for group in target.replicas(Job(job, target))
+            for group in PyTorchJobTarget().job(job).replicas
             for index in range(group.count)
         )
         self.name, namespace = Object(job).name, Object(job).namespace

@@ -114,7 +114,7 @@ class ManifestJob:
     @cached_property
     def as_job(self) -> Job:
         """The object as a job."""
-        return Job.of(self.target, self.data)
+        return self.target.job(self.data)
 
     def at(self, path: FieldPath, message: str) -> Finding:
         """A finding at a field, or at the nearest thing around it."""
@@ -145,7 +145,7 @@ class ManifestJob:
         if self.target.rules:
             return [
                 ManifestReplica(r.role, r.count, r.path, r.template, r.restart_policy)
-                for r in self.target.replicas(self.as_job)
+                for r in self.as_job.replicas
             ]
         pods = _templates(self.data)
         return [ManifestReplica("Pod", 1, path, template, "") for path, template in pods]

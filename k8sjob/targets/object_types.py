@@ -6,13 +6,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.findings import field_path
+from k8sjob.targets.api import CHILD
 from k8sjob.targets.field_types import fit, shape, shown, tables
 from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
-_JOBS: Final = {target.kind for target in TARGETS}
 _KNOWN: Final = [name for name in tables() if name[0].isupper() and name != "Object"]
 KINDS: Final = {f"{kind.lower()}s": kind for kind in _KNOWN}
 """The kinds of objects whose fields are read, by their resource."""
@@ -22,11 +22,12 @@ KINDS: Final = {f"{kind.lower()}s": kind for kind in _KNOWN}
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
     common = shape("Object")
-    if kind not in _JOBS:
+    target = next((target for target in TARGETS if target.kind == kind), None)
+    if target is None:
         return {**common, **shape(kind if kind in _KNOWN else "Object")}
     job = {**common, "status": shape("job_status")}
-    beside = {"child": {**job, "spec": shape("Job")}, "runtime": shape("TrainingRuntime")}
-    return {**job, **beside, "spec": shape(kind)}
+    child = {**job, "spec": shape("Job")}
+    return {**target.shapes, **job, CHILD: child, "spec": target.shapes["spec"]}
 
 
 def typed_object(of: str, item: Any) -> tuple[Json, str]:
@@ -36,7 +37,7 @@ def typed_object(of: str, item: Any) -> tuple[Json, str]:
         of: its kind or its resource; an object of an unknown one may have any kind.
         item: the object.
     """
-    kind = KINDS.get(of, of)
+    kind = next((target.kind for target in TARGETS if target.resource == of), KINDS.get(of, of))
     if not isinstance(item, dict):
         return {}, f"it is {shown(item)}, not a mapping"
     fitted, wrong = fit(item, object_shape(kind))

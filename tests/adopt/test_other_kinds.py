@@ -55,7 +55,7 @@ def adopted(*objects):
 
 def trainer(spec, target):
     """The container that a spec renders for a target."""
-    (only,) = by_name(target).replicas(manifest(spec.with_(target=target)))[0].pod["containers"]
+    (only,) = manifest(spec.with_(target=target)).replicas[0].pod["containers"]
     return only
 
 

@@ -114,7 +114,7 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     found = desk.backend.snapshot(desk.status().ref)
     (container,) = found.pods[1]["spec"]["containers"]
     env = {one["name"]: one.get("value", "1") for one in container["env"]}  # its rank
-    assert target.injected_env(found.job, "Worker", 0).items() <= env.items()
+    assert found.job.injected_env("Worker", 0).items() <= env.items()
     listed = json.loads(desk.call("list", "-n", desk.namespace, "-o", "json")[0])
     assert [(job["name"], job["kind"], job["state"]) for job in listed] == [
         ("tiny", target.kind, "Running")

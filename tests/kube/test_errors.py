@@ -5,7 +5,9 @@ import pytest
 from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.client.errors import explained
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.targets.jobs import CONTROLLERS
+from k8sjob.targets.jobs import TARGETS
+
+CONTROLLERS = {target.resource: target.controller for target in TARGETS}
 
 
 @pytest.mark.parametrize(

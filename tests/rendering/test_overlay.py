@@ -12,7 +12,7 @@ from k8sjob.kube.objects import at_path
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.merge import merge
 from k8sjob.spec.values import TargetName
-from k8sjob.targets.jobs import TARGETS, by_name
+from k8sjob.targets.jobs import TARGETS
 from k8sjob.yamldoc import parse
 
 A, C = {"name": "a", "x": 1}, {"name": "c"}
@@ -334,7 +334,7 @@ def test_a_pod_template_changes_the_pods_of_every_target(job, built, target):
     more["spec"]["containers"] = [tracked]
     spec = job(target=target, replicas={"workers": 1}, pod_template=more)
     assert render(spec) != render(spec.model_copy(update={"pod_template": {}}))
-    roles = by_name(target).replicas(manifest(spec))
+    roles = manifest(spec).replicas
     assert [one.role for one in roles] == ["Master", "Worker"]
     for one in roles:
         assert one.template["metadata"]["labels"]["team"] == "v"
@@ -356,12 +356,12 @@ def test_a_pod_template_changes_the_pods_of_every_target(job, built, target):
 def test_an_only_container_of_a_pod_template_is_a_sidecar_by_its_name(job, target):
     sidecar = {"name": "logger", "image": "example/logger:1", "command": ["sleep", "9"]}
     spec = job(target=target, pod_template={"spec": {"containers": [sidecar]}})
-    (one, *_) = by_name(target).replicas(manifest(spec))
+    (one, *_) = manifest(spec).replicas
     trains, beside = one.pod["containers"]
     assert beside == sidecar
     assert trains["name"] in CONTAINER_NAMES
     plain = manifest(job(target=target))
-    assert trains == by_name(target).replicas(plain)[0].pod["containers"][0]
+    assert trains == plain.replicas[0].pod["containers"][0]
 
 
 def test_an_overlay_wins_over_a_pod_template(job):

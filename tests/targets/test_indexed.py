@@ -123,13 +123,13 @@ def condition(kind, **more):
 def test_every_replica_has_the_environment_that_the_operator_would_inject(kind):
     spec = kind.spec(replicas={"workers": 2, "nproc_per_node": 2})
     job = manifest(spec)
-    (container,) = kind.target.replicas(job)[0].pod["containers"]
+    (container,) = job.replicas[0].pod["containers"]
     env = {v["name"]: v.get("value", v.get("valueFrom")) for v in container["env"]}
     rank = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     assert env["RANK"] == rank
     for role, index in ((Role.MASTER, 0), (Role.WORKER, 1)):
         alike = replica_env(spec, role, index)
-        injected = {**env, **kind.target.injected_env(job, role, index)}
+        injected = {**env, **job.injected_env(role, index)}
         differs = {name for name in alike if injected[name] != alike[name]}
         assert differs == kind.differing
         assert injected["MASTER_ADDR"] == f"{kind.pods}-0.tiny"
@@ -138,7 +138,7 @@ def test_every_replica_has_the_environment_that_the_operator_would_inject(kind):
 @pytest.mark.parametrize(("role", "index"), [("Master", 1), ("Worker", 2), ("Worker", -2)])
 def test_a_replica_that_there_is_not(role, index):
     with pytest.raises(ValueError, match="it has 3 Pods"):
-        JOB.target.injected_env(manifest(JOB.spec()), role, index)
+        manifest(JOB.spec()).injected_env(role, index)
 
 
 @pytest.mark.parametrize("kind", [JOB, JOBSET], ids=lambda kind: kind.name)
@@ -152,9 +152,9 @@ def test_an_elastic_job_has_a_rendezvous_and_no_ranks(kind):
     endpoint = f"{kind.pods}-0.tiny:23456"
     assert (differs, env["PET_RDZV_ENDPOINT"]) == ({"PET_RDZV_ENDPOINT"}, endpoint)
     assert elastic_env(env, f"{kind.pods}-0").hosts
-    assert kind.target.is_elastic(job)
-    assert not kind.target.is_elastic(kind.job())
-    assert kind.target.injected_env(job, Role.WORKER, 1) == {}
+    assert job.is_elastic
+    assert not kind.job().is_elastic
+    assert job.injected_env(Role.WORKER, 1) == {}
     assert kind.indexed(job)["backoffLimit"] == 12
     assert kind.indexed(job)["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
@@ -346,35 +346,35 @@ def test_a_refusal_names_the_targets_that_have_the_field(fields):
 )
 @of_each_kind
 def test_the_state(status, state, kind):
-    assert kind.target.state(kind.job(**status))[0] is state
+    assert kind.job(**status).state()[0] is state
     assert has_ended(kind.job(**status)) == state.finished
 
 
 @of_each_kind
 def test_why_it_failed_is_what_its_job_says(kind):
     failed = kind.job(**condition("Failed", reason="BackoffLimitExceeded"))
-    assert kind.target.state(failed)[1]["reason"] == "BackoffLimitExceeded"
+    assert failed.state()[1]["reason"] == "BackoffLimitExceeded"
     suspended = kind.job(**condition("Suspended", reason="JobSuspended"))
     reason = "JobSuspended" if kind is JOB else "its own"  # known before the Job's
-    assert kind.target.state(suspended)[1]["reason"] == reason
+    assert suspended.state()[1]["reason"] == reason
 
 
 @of_each_kind
 def test_how_many_pods_are_in_which_phase(kind):
-    counts, job = kind.target.counts, kind.job
+    job = kind.job
     running = job(active=3, ready=1, failed=2)
-    assert counts(running, JobState.RUNNING) == {"Running": 1, "Pending": 2}
-    assert counts(job(), JobState.QUEUED) == {}
-    assert counts(job(succeeded=3), JobState.SUCCEEDED) == {"Succeeded": 3}
-    assert counts(job(failed=2), JobState.FAILED) == {"Failed": 2}
-    assert counts(job(failed=9, succeeded=1), JobState.FAILED) == {"Succeeded": 1, "Failed": 2}
+    assert running.counts(JobState.RUNNING) == {"Running": 1, "Pending": 2}
+    assert job().counts(JobState.QUEUED) == {}
+    assert job(succeeded=3).counts(JobState.SUCCEEDED) == {"Succeeded": 3}
+    assert job(failed=2).counts(JobState.FAILED) == {"Failed": 2}
+    assert job(failed=9, succeeded=1).counts(JobState.FAILED) == {"Succeeded": 1, "Failed": 2}
 
 
 @of_each_kind
 def test_a_failed_job_ends_when_its_pods_are_ended(kind):
     times = {"lastTransitionTime": "2026-01-01T00:00:09Z"}
     failed = kind.job(startTime="2026-01-01T00:00:01Z", **condition("FailureTarget", **times))
-    assert kind.target.times(failed) == ("2026-01-01T00:00:01Z", "2026-01-01T00:00:09Z")
+    assert failed.times() == ("2026-01-01T00:00:01Z", "2026-01-01T00:00:09Z")
 
 
 @pytest.mark.parametrize(("noticed", "findings"), [(True, 0), (False, 1)])
@@ -436,12 +436,12 @@ def test_the_replicas_by_their_index(kind):
     assert job_of(kind.job().raw).target is target
     assert tuple(replica_names(kind.job())) == ("master-0", "worker-0", "worker-1")
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
-    assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"
-    assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
-    selector = target.selector("tiny", {"master-0", "worker-1"})
+    assert target.pods.replica_of(kind.pod(2, labeled=False)) == "worker-1"
+    assert target.pods.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
+    selector = target.pods.selector("tiny", {"master-0", "worker-1"})
     assert selector == f"{kind.label}=tiny,{INDEX} in (0,2)"
-    assert target.replica_named(kind.job(), f"{kind.pods}-2-x7k2p") == "worker-1"
-    assert target.replica_named(kind.job(), f"{kind.pods}-two-0-x7k2p") == ""
+    assert kind.job().replica_named(f"{kind.pods}-2-x7k2p") == "worker-1"
+    assert kind.job().replica_named(f"{kind.pods}-two-0-x7k2p") == ""
 
 
 @of_each_kind
@@ -480,7 +480,7 @@ def test_what_the_apiserver_adds_is_not_the_authors():
     stored.spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "1"}}
     labels = stored.spec["template"]["metadata"]["labels"]
     labels |= {"controller-uid": "1", "batch.kubernetes.io/job-name": "tiny", "job-name": "tiny"}
-    assert JOB.target.written(stored) == manifest(JOB.spec()).spec
+    assert stored.written_spec == manifest(JOB.spec()).spec
 
 
 @pytest.mark.parametrize(
@@ -494,8 +494,8 @@ def test_what_the_apiserver_adds_is_not_the_authors():
 )
 def test_who_may_not_read_its_job_sees_what_the_set_says(row, state, counts):
     job = job_of({**manifest(JOBSET.spec()).raw, "status": {"replicatedJobsStatus": [row]}})
-    assert JOBSET.target.state(job)[0] is state
-    assert JOBSET.target.counts(job, state) == counts
+    assert job.state()[0] is state
+    assert job.counts(state) == counts
 
 
 class TestUnlikeJobs:
@@ -549,13 +549,13 @@ class TestUnlikeJobs:
         assert tuple(replica_names(job)) == names
         assert tuple(map(replica_of, pods)) == names
         for pod, name in zip(pods, names, strict=True):
-            assert JOBSET.target.replica_named(job, pod["metadata"]["name"]) == name
-        assert JOBSET.target.replica_named(job, "rl-actors-2-0-aaaaa") == ""
-        assert JOBSET.target.selector("rl", {"actors-1-0"}) == f"{SET_NAME}=rl,{INDEX} in (0)"
+            assert job.replica_named(pod["metadata"]["name"]) == name
+        assert job.replica_named("rl-actors-2-0-aaaaa") == ""
+        assert JOBSET.target.pods.selector("rl", {"actors-1-0"}) == f"{SET_NAME}=rl,{INDEX} in (0)"
         shown = job_status(Snapshot(job, own_pods(job, [*pods[::-1]])))
         assert [replica.name for replica in shown.replicas] == sorted(names)
         assert {replica.role for replica in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
-        specs = [role.pod["containers"][0]["name"] for role in JOBSET.target.replicas(job)]
+        specs = [role.pod["containers"][0]["name"] for role in job.replicas]
         assert specs == ["leader", "actors"]
 
     def test_they_are_chosen_by_their_names_and_the_beginnings_of_these(self):
@@ -575,8 +575,8 @@ class TestUnlikeJobs:
     )
     def test_the_counts_are_those_of_all(self, leader, actors, state, counts):
         job = self.job(("leader", *leader), ("actors", *actors))
-        assert JOBSET.target.state(job)[0] is state
-        assert JOBSET.target.counts(job, state) == counts
+        assert job.state()[0] is state
+        assert job.counts(state) == counts
 
     def test_billions_of_jobs_cost_nothing_until_they_are_named(self):
         most = 2**31 - 1
@@ -585,11 +585,11 @@ class TestUnlikeJobs:
         assert names[:3] == ("master-0", "worker-0", "leader-0-0")
         assert names[3:5] == ("node-1-0", "node-1-1")
         assert names[-1] == f"actors-{most - 1}-{most - 1}"
-        _, _, _, nodes, _ = JOBSET.target.replicas(job)
+        _, _, _, nodes, _ = job.replicas
         assert ("node-2-1" in nodes, "node-0-0" in nodes, "node-2-2" in nodes) == (1, 0, 0)
-        assert JOBSET.target.replica_named(job, "rl-actors-99999999-0-aaaaa")
-        assert JOBSET.target.is_made(job, "Job", "rl-node-7")
-        assert not JOBSET.target.is_made(job, "Job", f"rl-node-{most}")
+        assert job.replica_named("rl-actors-99999999-0-aaaaa")
+        assert job.has_below("Job", "rl-node-7")
+        assert not job.has_below("Job", f"rl-node-{most}")
         status = job_status(Snapshot(job))
         assert status.counts == {"Pending": 1 + 2 * most + most**2}
 
@@ -597,7 +597,7 @@ class TestUnlikeJobs:
         job = self.job(jobs=(("workers", 1, 2),))
         assert tuple(replica_names(job)) == ("master-0", "worker-0")
         assert replica_of(self.pod("workers", 0, 1, jobs="1")) == "worker-0"
-        assert JOBSET.target.replica_named(job, "rl-workers-0-1-aaaaa") == "worker-0"
+        assert job.replica_named("rl-workers-0-1-aaaaa") == "worker-0"
 
     def test_the_initializers_of_a_trainjob_stand_beside_its_nodes(self):
         job = self.job(jobs=(("dataset-initializer", 1, 1), ("node", 1, 2)))
@@ -632,4 +632,4 @@ OWNED = {"ownerReferences": [{"kind": "CronJob", "uid": "2", "controller": True}
 )
 def test_which_jobs_of_others_are_trainings(metadata, mode, training):
     theirs = {"kind": "Job", "metadata": metadata, "spec": {"completionMode": mode}}
-    assert by_name("job").is_training(job_of(theirs)) is training
+    assert job_of(theirs).is_training is training

@@ -180,7 +180,7 @@ def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():
     )
     (merged,) = job.at(*JOB, "template", "spec")["containers"]
     assert (merged["name"], merged["tty"]) == ("node", True)
-    env = {v["name"]: v for v in TARGET.replicas(job)[0].pod["containers"][0]["env"]}
+    env = {v["name"]: v for v in job.replicas[0].pod["containers"][0]["env"]}
     assert "RANK" in env
     assert (env["A"]["value"], env["B"]["value"]) == ("1", "2")
     assert job.companion["spec"]["podGroupPolicy"] == {"coscheduling": {}}
@@ -221,16 +221,16 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
     job_spec = {"completions": 3, "template": {"spec": pod}}
     job = job_of({**job, "child": {"spec": job_spec, "status": {"active": 3, "ready": 3}}})
     assert tuple(replica_names(job)) == ("master-0", "worker-0", "worker-1")
-    assert TARGET.state(job)[0] is JobState.RUNNING
+    assert job.state()[0] is JobState.RUNNING
     assert seconds_to_end(job) == 65
 
 
 def test_the_shorter_deadline_counts():
     job_before = stored()
-    assert TARGET.active_deadline(job_before) == 60
+    assert job_before.active_deadline == 60
     for seconds, least in ((30, 30), (90, 60)):
         job = {**job_before.document, "spec": {**job_before.spec, "activeDeadlineSeconds": seconds}}
-        assert TARGET.active_deadline(job_of(job)) == least
+        assert job_of(job).active_deadline == least
     message = "TrainJob exceeded its active deadline"
     at_end = {"type": "Failed", "status": "True", "message": message}
     findings = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})

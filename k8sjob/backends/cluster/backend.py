@@ -18,9 +18,7 @@ from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, Pod, is_ours, without_managed_fields
-from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import (
-    CONTROLLERS,
     DEFAULT,
     TARGETS,
     has_ended,
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Target
+    from k8sjob.targets.api import Job, Target
 
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
@@ -65,7 +63,8 @@ class ClusterBackend(Creation):
     recorded = False
 
     def __init__(self, transport: Transport) -> None:
-        self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), CONTROLLERS)
+        controllers = {target.resource: target.controller for target in TARGETS}
+        self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), controllers)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
@@ -85,7 +84,7 @@ class ClusterBackend(Creation):
                 # be told.
                 with suppress(JobNotFound, ApiError):
                     existing = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if is_ours(existing.raw) or target.is_training(existing):
+                    if is_ours(existing.raw) or existing.is_training:
                         return existing
         return None
 
@@ -106,13 +105,13 @@ class ClusterBackend(Creation):
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
         # A list of Pods is the largest answer of all, and of no use for jobs that have ended.
         if pods and not all(map(has_ended, jobs)):
-            pods_by_job = self._pods_by_job(where, {job.target.job_label for job in jobs})
+            pods_by_job = self._pods_by_job(where, {job.target.pods.job_label for job in jobs})
         snapshots = []
         for job in jobs:
-            pods_of_job = pods_by_job.get((job.target.job_label, job.namespace, job.name), ())
+            pods_of_job = pods_by_job.get((job.target.pods.job_label, job.namespace, job.name), ())
             # Objects made by controllers have the job's name, with a fixed suffix: a look-up costs
             # no request.
-            names = {f"{job.name}{child.suffix}" for child in job.target.made}
+            names = {f"{job.name}{child.suffix}" for child in job.target.levels}
             children = [child for name in names for child in below.get((job.namespace, name), ())]
             pods_now = own_pods(job, pods_of_job, children)
             snapshot = Snapshot(with_child(job, children), pods_now, skew=self.transport.skew)
@@ -127,7 +126,7 @@ class ClusterBackend(Creation):
             try:
                 where, query = job_path(target, namespace), _query(selector)
                 listed = list_all(self.transport, where, query).items
-                jobs += filter(target.is_training, (Job(raw, target) for raw in listed))
+                jobs += (job for job in map(target.job, listed) if job.is_training)
             except ApiError as error:
                 # 403 of one kind alone: roles of a team often have only the kind that it uses.
                 if error.code not in _NOT_SERVED:
@@ -140,10 +139,10 @@ class ClusterBackend(Creation):
         return jobs
 
     def _below(self, namespace: str, jobs: list[Job]) -> dict[tuple[str, str], list[Json]]:
-        """The objects made by controllers for these jobs, by namespace and name (Target.made)."""
+        """The objects made by controllers for these jobs, by namespace and name (Target.levels)."""
         objects: dict[tuple[str, str], list[Json]] = {}
         targets = {job.target for job in jobs}
-        pairs = {(child, target.job_label) for target in targets for child in target.made}
+        pairs = {(child, target.pods.job_label) for target in targets for child in target.levels}
         for child, label in pairs:
             with suppress(ApiError):  # a list without them says less
                 query = _query(label if child.suffix else "")
@@ -243,7 +242,7 @@ class ClusterBackend(Creation):
 
         def changes(target: Target) -> Iterator[CollectionChange]:
             def keep(raw: Json) -> bool:
-                return target.is_training(Job(raw, target))
+                return target.job(raw).is_training
 
             return reflect(self.transport, job_path(target, where), query, stop=stop, keep=keep)
 
@@ -311,7 +310,7 @@ class ClusterBackend(Creation):
         if has_ended(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and job.suspended:
-            ended = not target.keeps_ended_pods
+            ended = not target.pods.ended_stay
             # The grace period of a TrainJob's Pods is in its TrainingRuntime, which the snapshot
             # reads.
             whole = self.snapshot(ref).job if keyed(target) else job
@@ -364,7 +363,7 @@ class ClusterBackend(Creation):
             BackendError: there are still pods after so long.
         """
         deadline, target = time.monotonic() + seconds, of_kind(ref.kind)
-        where, of_job = path("pods", ref.namespace), _query(target.selector(ref.name))
+        where, of_job = path("pods", ref.namespace), _query(target.pods.selector(ref.name))
         while pods := [
             pod
             for pod in list_all(self.transport, where, of_job).items
@@ -385,7 +384,7 @@ class ClusterBackend(Creation):
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
                     f" they are waiting for: kubectl -n {ref.namespace} describe pods -l"
-                    f" {target.selector(ref.name)}"
+                    f" {target.pods.selector(ref.name)}"
                 )
             time.sleep(0.2)
 
@@ -406,9 +405,9 @@ class ClusterBackend(Creation):
                     unserved = error
                 continue
             about = {"apiVersion": target.api_version, "kind": target.kind}
-            job = Job({**about, **answer}, target)
+            job = target.job({**about, **answer})
             # A bare name may be a Job that backs up a database.
-            if not ref.kind and not target.is_training(job):
+            if not ref.kind and not job.is_training:
                 ignored = ignored or target.kind
             elif job.name == ref.name and ref.uid in {"", job.uid}:
                 # Job and JobSet have many users; a job of k8sjob's of a later kind goes before one

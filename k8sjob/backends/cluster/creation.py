@@ -15,14 +15,13 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
-from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Target
+    from k8sjob.targets.api import Companion, Job, Target
 
 _STRICT: Final = {"fieldValidation": "Strict"}
 _DRY_RUN: Final = {**_STRICT, "dryRun": "All"}
@@ -98,7 +97,7 @@ class Creation:
             with suppress(ApiError):  # the kind is not served, or may not be read
                 where = job_path(target, ref.namespace)
                 namesakes = self.transport.request("GET", where, query=then).get("items") or []
-            if any(is_ours(raw) or target.is_training(Job(raw, target)) for raw in namesakes):
+            if any(is_ours(raw) or target.job(raw).is_training for raw in namesakes):
                 with suppress(ApiError):
                     self.delete_job(created.target, JobRef.of(created))
                 raise JobExists(

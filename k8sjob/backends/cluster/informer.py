@@ -15,7 +15,6 @@ from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
-from k8sjob.targets.api import Job
 from k8sjob.targets.jobs import (
     events_below,
     excess,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Made
+    from k8sjob.targets.api import Job, Level
 
 OPTIONAL_SECONDS: Final = 1.0
 """How long to wait at the beginning for what may be missing."""
@@ -54,7 +53,7 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
                 return []
             raise
 
-    def objects_of(kind: Made) -> list[Json]:
+    def objects_of(kind: Level) -> list[Json]:
         try:
             return [without_managed_fields(transport.request("GET", kind.path(namespace, name)))]
         except ApiError as error:
@@ -63,7 +62,7 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
             raise
 
     target = job.target
-    of_job = {"labelSelector": target.selector(name)}
+    of_job = {"labelSelector": target.pods.selector(name)}
     # All at once: `status` and `why` wait for the slowest answer in place of their sum.
     with ThreadPoolExecutor(5) as pool:
         listing = pool.submit(list_all, transport, path("pods", namespace), of_job)
@@ -72,7 +71,7 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
         # `is_below` chooses.
         selectors = ("involvedObject.kind=Pod", *events_below(target, name))
         event_answers = [pool.submit(events, selector) for selector in selectors]
-        object_answers = [pool.submit(objects_of, kind) for kind in target.made]
+        object_answers = [pool.submit(objects_of, kind) for kind in target.levels]
     below = (event for answer in event_answers for event in answer.result() if is_below(job, event))
     children = [child for answer in object_answers for child in answer.result()]
     own_events = in_time([*about.result(), *below])
@@ -140,15 +139,16 @@ class _Informer:
         self._sources = {
             "job": _Source(job_path(target, ref.namespace), by_name),
             "pods": _Source(
-                path("pods", ref.namespace), {"labelSelector": target.selector(ref.name)}
+                path("pods", ref.namespace), {"labelSelector": target.pods.selector(ref.name)}
             ),
             "the job's events": _Source(events, own_events, optional=True),
             "the pods' events": _Source(events, warnings, keep=below, optional=True),
         }
         # Names of sources are words of the message that one cannot be read.
-        self._children = [f"its {child.kind}" for child in target.made]
+        self._children = [f"its {child.kind}" for child in target.levels]
         below_selectors = events_below(target, ref.name)
-        for name, child, selector in zip(self._children, target.made, below_selectors, strict=True):
+        levels = zip(self._children, target.levels, below_selectors, strict=True)
+        for name, child, selector in levels:
             named = {"fieldSelector": f"metadata.name={ref.name}{child.suffix}"}
             self._sources[name] = _Source(child.path(ref.namespace), named, optional=True)
             selected = {"fieldSelector": selector}
@@ -195,7 +195,7 @@ class _Informer:
         raw = next((raw for raw in by_source["job"] if Object(raw).uid == self._ref.uid), None)
         if raw is None:
             return None
-        job = Job(raw, of_kind(self._ref.kind))
+        job = of_kind(self._ref.kind).job(raw)
         refuse_excess(job)
         below_sources = ["the pods' events", *(f"{name}'s events" for name in self._children)]
         perhaps_below = (event for name in below_sources for event in by_source[name])

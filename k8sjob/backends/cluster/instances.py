@@ -158,7 +158,7 @@ class JobPods:
         # By their names the server need not send the other Pods of a large job.
         few = self._asked if len(self._asked) <= _MAX_NAMED else ()
         target, uid = of_kind(self.ref.kind), self.ref.uid
-        selector = target.selector(self.ref.name, few)
+        selector = target.pods.selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         listing = self.transport.request("GET", path("pods", self.ref.namespace), query=query)

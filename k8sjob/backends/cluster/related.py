@@ -171,7 +171,7 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     job, pods = snapshot.job, map(Object, snapshot.pods)
     # Volcano names the group in an annotation, the coscheduling plugin in a label.
     names = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
-    if job.target.gang(job) is not None:
+    if job.gang is not None:
         # No Pod is made before Volcano admits the PodGroup, so none can name it; the operator gives
         # it the job's name.
         names.add(job.name)

@@ -113,7 +113,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = {
         group.name(index): (group, index)
-        for group in prepared.job.target.replicas(prepared.job)
+        for group in prepared.job.replicas
         for index in range(group.count)
     }
     gpus = _gpus(plan, list(replicas), prepared)
@@ -232,7 +232,7 @@ def _launch(
     }
     env |= _local_env(prepared, places, folders, gpus)
     # Last, as the operator's variables replace the user's.
-    env |= prepared.job.target.injected_env(prepared.job, Role(group.role), index)
+    env |= prepared.job.injected_env(Role(group.role), index)
     # The name of the Master's Pod resolves only in a cluster.
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     options = after_agent(argv)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from k8sjob.findings import Finding, Severity
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Json
-from k8sjob.targets.api import Job, Target
 from k8sjob.targets.jobs import DEFAULT
+
+if TYPE_CHECKING:
+    from k8sjob.targets.api import Job, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class ClusterFacts:
     def kueue_manages(self) -> bool | None:
         """Whether Kueue manages jobs of the kind, by a dry run; None: that is not known."""
         if answer := self.one("queue dry run"):
-            return Job(answer, self.target).suspended
+            return self.target.job(answer).suspended
         error, companion = self.error("queue dry run"), self.target.companion
         if error is None or not self.target.kueue_patch:
             return None

@@ -72,7 +72,7 @@ def _init_container(facts: ClusterFacts, policy: str) -> Finding:
     """
     topic = "pod-security"
     of_both = facts.job is None or {role for role, _, _ in pod_specs(facts.job)} == set(Role)
-    if not (facts.target.init_container and of_both):
+    if not (facts.target.pods.init_container and of_both):
         return fine(topic, f"{policy}; this job gets no init container from the operator")
     if any(_forbids_escalation(container) for _, container in init_containers(facts)):
         return fine(topic, f"{policy}; the operator's init container complies, as pods here show")
@@ -151,11 +151,11 @@ def quota_need(job: Job) -> Amounts:
     """The amounts that a job adds to a ResourceQuota, under the names that quotas use."""
     target = job.target
     kinds = [f"{target.resource}.{target.api_version}"]
-    kinds += [f"{below.resource}.{below.api_version}" for below in target.made]
+    kinds += [f"{below.resource}.{below.api_version}" for below in target.levels]
     need: Amounts = {f"count/{kind.partition('/')[0]}": Decimal(1) for kind in kinds}
     replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
     need |= dict.fromkeys(_PODS, replicas)
-    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else Decimal(1))
+    need |= dict.fromkeys(_SERVICES, replicas if target.pods.service_each else Decimal(1))
     for _, count, pod in pod_specs(job):
         for group in ("requests", "limits"):
             for resource, amount in pod_requests(pod, group).items():

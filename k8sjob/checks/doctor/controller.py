@@ -181,7 +181,7 @@ def _deployment(manifest: Json, labels: str) -> Finding:
 
 def init_image(facts: ClusterFacts) -> Iterator[Finding]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
-    if facts.one("jobs api") is None or not facts.target.init_container:
+    if facts.one("jobs api") is None or not facts.target.pods.init_container:
         return
     controller = facts.target.controller
     step = (
@@ -192,7 +192,7 @@ def init_image(facts: ClusterFacts) -> Iterator[Finding]:
         (container.get("image", ""), Object(pod).spec.get("nodeName", ""), status)
         for pod, container in init_containers(facts)
         for status in Object(pod).status.get("initContainerStatuses") or ()
-        if status.get("name") == facts.target.init_container
+        if status.get("name") == facts.target.pods.init_container
     ]
     for image, node, status in pulls:
         reason = at_path(status, "state", "waiting", "reason") or ""
@@ -238,7 +238,7 @@ def init_containers(facts: ClusterFacts) -> list[tuple[Json, Json]]:
         (pod, container)
         for pod in facts.items("workers") or ()
         for container in Object(pod).spec.get("initContainers") or ()
-        if container.get("name") == facts.target.init_container
+        if container.get("name") == facts.target.pods.init_container
     ]
 
 

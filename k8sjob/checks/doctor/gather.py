@@ -112,8 +112,8 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
         yield "other api", (f"/apis/{PREFERRED[1].api_version.partition('/')[0]}", {})
     if child := namesake(target):
         yield "made api", (f"/apis/{child.api_version}", {})
-    if target.init_container:
-        query = {"labelSelector": target.job_label, "limit": "100"}
+    if target.pods.init_container:
+        query = {"labelSelector": target.pods.job_label, "limit": "100"}
         yield "workers", ("/api/v1/namespaces/{namespace}/pods", query)
     if labels := target.controller.deployment:
         query = {"labelSelector": labels}
@@ -149,7 +149,7 @@ def _ask_needs(
         # Of a secret or a config map not what is in it.
         bare = reference.kind not in {"claim", "queue"}
         questions[str(reference)] = pool.submit(ask, "GET", path, metadata_only=bare)
-    if job is None or not (QUEUE in job.labels or job.target.gang(job)):
+    if job is None or not (QUEUE in job.labels or job.gang):
         return questions
     questions["apis"] = pool.submit(ask, "GET", "/apis")
     path = job_path(job.target, namespace)

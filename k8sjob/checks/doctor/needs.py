@@ -126,7 +126,7 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
     if facts.job is None:
         return
     fewest = facts.job.annotations.get(MIN_PARALLELISM)
-    roles = facts.target.replicas(facts.job)
+    roles = facts.job.replicas
     sets = {role.path: (0, pod_requests(role.pod)) for role in roles}
     for role in roles:  # those of one template get one flavor
         count, each = sets[role.path]
@@ -144,7 +144,7 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
 def gang(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
-    if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
+    if groups is None or facts.job is None or facts.job.gang is None:
         return
     if not _GANGS & groups:
         yield problem(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Made, Target
+    from k8sjob.targets.api import Companion, Level, Target
 
 RBAC: Final = "rbac.authorization.k8s.io"
 
@@ -84,7 +84,7 @@ _READ: Final = ("get", "list", "watch")
 
 def _rule(
     grant: Grant,
-    kind: Target | Made | Companion,
+    kind: Target | Level | Companion,
     verbs: tuple[str, ...],
     used_by: str,
     target: Target,
@@ -114,7 +114,7 @@ def _viewer_rules() -> Iterator[ResourceRule]:
     to = Grant.VIEWER
     for target in TARGETS:
         yield _rule(to, target, _READ, "every command about jobs", target, vital=True)
-        for child in target.made:
+        for child in target.levels:
             yield _rule(to, child, _READ, "list, status, watch, why", target)
         if beside := target.companion:
             yield _rule(to, beside, ("get",), "status, why", target)

@@ -230,10 +230,10 @@ def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[F
     if over or first in facts.restarts:
         failed_at = datetime.fromtimestamp(first.time, UTC) if first.time else None
         message += ago(failed_at, facts.now, again=over)
-    times_recreated = facts.target.recreations(facts.job, first.replica, facts.snapshot.events)
+    times_recreated = facts.job.recreations(first.replica, facts.snapshot.events)
     if times_recreated > 1:
         message += f"; its pod was recreated {times_recreated} times"
-        if not facts.target.keeps_ended_pods:
+        if not facts.target.pods.ended_stay:
             step += (
                 "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has"
                 " one, policy.max_restarts"

@@ -59,7 +59,7 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         errors = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")
         message = next((text for text in errors if not text.startswith("Error: ")), message)
     explanation = explain_pull(container.waiting["reason"], image, message)
-    if container.name == facts.target.init_container:
+    if container.name == facts.target.pods.init_container:
         return Explanation(
             explanation.cause,
             f"the operator's init image: {explanation.problem}",
@@ -106,7 +106,7 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         _CREATION_RULES,
         f"{'init ' * container.init}{message}",
         problem=f"its container {container.name!r} cannot be created: {one_line(message)}",
-        whose="operator's " * (container.name == facts.target.init_container),
+        whose="operator's " * (container.name == facts.target.pods.init_container),
         node=pod.node,
     )
 
@@ -137,7 +137,7 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """An init container of the job's own that fails."""
     for status, ended in pod.failed_inits:
         name = str(status.raw.get("name", ""))
-        if name == facts.target.init_container:
+        if name == facts.target.pods.init_container:
             continue  # it fails after 100 look-ups of the Master's name: see master_awaited
         restarts = int(status.raw.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
@@ -203,7 +203,7 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
         for pod in facts.pods
         for container in pod.containers
         if container.init
-        and container.name == facts.target.init_container
+        and container.name == facts.target.pods.init_container
         and pod.phase == "Pending"
         and (
             "running" in container.state
@@ -278,7 +278,7 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
     elif init := next((c for c in reversed(pod.containers) if c.initializing), None):
-        if init.name == facts.target.init_container:
+        if init.name == facts.target.pods.init_container:
             return None  # see master_awaited
         problem = f"its init container {init.name!r} runs"
         step = (

@@ -309,7 +309,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         first_seen = moment(event.get("firstTimestamp")) or event_time(event)
         began = first_seen.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
-        if began and lasted and facts.target.replica_named(facts.job, pod) == end.replica:
+        if began and lasted and facts.job.replica_named(pod) == end.replica:
             problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
             return _finding(end, Cause.KILLED, problem, _STEPS["kubelet"][event["reason"]])
     return None

@@ -215,7 +215,7 @@ class Facts:
     @property
     def pods_argument(self) -> str:
         """The job's Pods as kubectl takes them."""
-        return f"pods -n {self.namespace} -l {self.target.selector(self.name)}"
+        return f"pods -n {self.namespace} -l {self.target.pods.selector(self.name)}"
 
     @property
     def name(self) -> str:
@@ -288,8 +288,8 @@ class Facts:
     @property
     def fixed_ranks(self) -> bool:
         """Whether the spec is enough to know which ranks each replica has."""
-        job, target = self.snapshot.job, self.target
-        return (target.nproc_per_node(job) or "1").isdigit() and not target.is_elastic(job)
+        job = self.snapshot.job
+        return (job.nproc_per_node or "1").isdigit() and not job.is_elastic
 
     def with_ranks(self, replica: str) -> str:
         """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
@@ -320,7 +320,7 @@ class Facts:
         pods = []
         for pod in map(objects.Pod, self.snapshot.pods):
             # Pods of a JobSet of others have no labels of ours: their names tell.
-            replica = replica_of(pod.raw) or self.target.replica_named(self.job, pod.name)
+            replica = replica_of(pod.raw) or self.job.replica_named(pod.name)
             replica = replica or pod.name.removeprefix(f"{self.name}-")
             pod_events = events[pod.name, pod.uid]  # earlier Pods had other uids
             pods.append(ReplicaPod(pod.raw, replica, tuple(pod_events)))
@@ -347,7 +347,7 @@ class Facts:
 
         A Job keeps a deleted Pod that has ended until it has created the next one.
         """
-        keeps = self.target.keeps_ended_pods
+        keeps = self.target.pods.ended_stay
         present = {pod.replica for pod in self.pods if pod.live or not (keeps and pod.deleting)}
         return tuple(name for name in self.ranks if name not in present)
 
@@ -425,7 +425,7 @@ class Facts:
         started = self.status.started  # or resumed: what ended before does not matter
         recorded = [
             record
-            for record in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
+            for record in self.snapshot.job.recorded_ends(self.snapshot.events)
             if not (started and (ended := moment(record.time)) and ended < started)
         ]
         # An Event "Error" has the termination message; "ExitedWithCode" and a Job's condition have

@@ -38,7 +38,7 @@ def with_gone_pods(facts: Facts) -> Facts | None:
         if subject.get("kind") == "Pod" and not older:
             by_uid[subject.get("name", ""), subject.get("uid", "")].append(event)
     for (name, uid), events in by_uid.items():  # the newest Pod of a replica has the last Events
-        replica = facts.target.replica_named(facts.job, name)
+        replica = facts.job.replica_named(name)
         if replica and replica not in present:
             newest.pop(replica, None)
             newest[replica] = _pod(facts, replica, {"name": name, "uid": uid}, events)
@@ -50,7 +50,7 @@ def with_gone_pods(facts: Facts) -> Facts | None:
 
 def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> Json:
     """The Pod as it was at its last Event."""
-    roles = facts.target.replicas(facts.job)
+    roles = facts.job.replicas
     spec = dict(next((role.pod for role in roles if replica in role), {}))
     status: Json = {"phase": "Pending"}
     states: dict[tuple[str, str], Json] = defaultdict(dict)

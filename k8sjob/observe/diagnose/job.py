@@ -71,7 +71,7 @@ def deleting(facts: Facts) -> Iterator[Finding]:
             problem = f"namespace {facts.namespace} is being deleted, for"
             problem += f" {age(facts.namespace_deleted, facts.now)}: no pod can be created in it"
             step = "wait until it is gone, and submit the job to another one"
-            if facts.target.keeps_ended_pods:
+            if facts.target.pods.ended_stay:
                 step += (
                     "; Kubernetes 1.33 and later delete its pods first, which a Job keeps until it"
                     f" is deleted itself: k8sjob delete {facts.job_argument}"
@@ -106,7 +106,7 @@ def ended_by_deadline(facts: Facts) -> bool:
     # backoffLimit of 0 a failed Pod counts first: then the condition names another reason.
     by_kubelet = any(
         pod.status.get("reason") == "DeadlineExceeded"
-        and pod.spec.get("activeDeadlineSeconds") == facts.target.active_deadline(facts.job)
+        and pod.spec.get("activeDeadlineSeconds") == facts.job.active_deadline
         for pod in facts.pods
     )
     return by_kubelet or any(text in facts.status.message for text in _DEADLINE)
@@ -117,7 +117,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
     if ended_by_deadline(facts):
         yield Finding(
             Cause.DEADLINE,
-            f"the job reached its deadline of {facts.target.active_deadline(facts.job)} s",
+            f"the job reached its deadline of {facts.job.active_deadline} s",
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
@@ -131,9 +131,9 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
     if any(text in message for text in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
-            policies = {role.restart_policy for role in facts.target.replicas(facts.job)}
+            policies = {role.restart_policy for role in facts.job.replicas}
             keep, deletes = "with policy.restart_policy Never", policies != {"Never"}
-            if facts.target.keeps_ended_pods:
+            if facts.target.pods.ended_stay:
                 keep, deletes = "without policy.restart_policy OnFailure", "OnFailure" in policies
             step += (
                 ". Its pods are gone, and their output with them: to see the cause, run it again"
@@ -162,8 +162,8 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
     """
-    seconds, started = facts.target.active_deadline(facts.job), facts.status.started
-    state, (_, noticed) = facts.status.state, facts.target.times(facts.job)
+    seconds, started = facts.job.active_deadline, facts.status.started
+    state, (_, noticed) = facts.status.state, facts.job.times()
     if noticed or state.finished or state in _HELD or seconds is None or started is None:
         return
     end = started + timedelta(seconds=seconds)
@@ -211,7 +211,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
         return
     name = facts.target.controller.name
-    if manager := facts.target.managed_by(facts.job):
+    if manager := facts.job.managed_by:
         yield Finding(
             Cause.OPERATOR_SILENT,
             f"the job is managed by {manager} (managedBy); {name} ignores it",
@@ -363,7 +363,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.job.deleting:
         return
-    keeps_pods = facts.target.keeps_pods(facts.job)
+    keeps_pods = facts.job.keeps_pods
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]
     if not pods or facts.now - ended < _CLEAN_UP:
         return
@@ -389,7 +389,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
 def _reporter(facts: Facts) -> str:
     """The replica of rank 0; of an elastic group, in which any may have it, the last that wrote."""
     job = facts.job
-    if not facts.target.is_elastic(job):
+    if not job.is_elastic:
         return reporting_replica(job) if facts.ranks else ""
     written = {
         replica: event.time

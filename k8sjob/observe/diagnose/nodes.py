@@ -180,7 +180,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         name = subject.get("name", "")
         if _is_of_an_earlier_job(facts, name, messages):
             continue
-        displacement = _of_event(event, facts.target.replica_named(facts.job, name) or name)
+        displacement = _of_event(event, facts.job.replica_named(name) or name)
         # The kill follows from another reason for leaving the node.
         follows = uid in displacements and displacement and displacement.cause is Cause.POD_DELETED
         if displacement and not follows:
@@ -191,7 +191,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
 def _is_of_an_earlier_job(facts: Facts, pod: str, messages: Sequence[str]) -> bool:
     """Whether no Pod of the job could be created for one of its name, and none was."""
     refused = any(f'"{pod}" already exists' in message for message in messages)
-    _, _, created = facts.target.creations[0]
+    _, _, created = facts.target.pods.creations[0]
     return refused and f"{created}{pod}" not in messages
 
 
@@ -216,7 +216,7 @@ def _matters(facts: Facts, event: Json) -> bool:
         status.finished is not None and at >= status.finished
     )
     by_operator |= any(
-        facts.target.restarts_all(restart)
+        facts.target.pods.restarts_all(restart)
         and 0 <= (at - event_time(restart)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
         for restart in facts.job_events
     )

@@ -45,7 +45,7 @@ _RULES: Final = load_rules("creation")
 def creation_refused(facts: Facts) -> Iterator[Finding]:
     """The reasons why the operator cannot create Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
-    refusals = {refused for refused, _, _ in facts.target.creations}
+    refusals = {refused for refused, _, _ in facts.target.pods.creations}
     companion = facts.target.companion
     for event in facts.job_events:
         missed = companion is not None and companion.is_missed(event.get("message", ""))
@@ -87,7 +87,7 @@ def _is_less_specific(explanation: Explanation, explanations: Iterable[Explanati
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    replicas = (facts.target.replica_named(facts.job, name) for name in _QUOTED.findall(message))
+    replicas = (facts.job.replica_named(name) for name in _QUOTED.findall(message))
     return next(filter(None, replicas), "")
 
 
@@ -114,7 +114,7 @@ def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     """Whether the operator succeeded after it had been refused."""
-    creations = facts.target.creations
+    creations = facts.target.pods.creations
     successes = {refused: success for refused, *success in creations}
     reason, prefix = successes[refusal["reason"]]
     is_pod = reason == creations[0][1]
@@ -125,8 +125,7 @@ def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
         for event in facts.job_events
         if event.get("reason") == reason and event_time(event) > event_time(refusal)
     )
-    named = facts.target.replica_named
-    return any(not replica or named(facts.job, pod) == replica for pod in created)
+    return any(not replica or facts.job.replica_named(pod) == replica for pod in created)
 
 
 def _explain(facts: Facts, message: str) -> Explanation:
@@ -150,7 +149,7 @@ def _explain(facts: Facts, message: str) -> Explanation:
 def _restricted_step(facts: Facts, message: str) -> str:
     """How to satisfy the pod security level that a message says is violated."""
     steps = [] if _is_restricted(facts) else [_RESTRICTED]
-    container = facts.target.init_container
+    container = facts.target.pods.init_container
     if container and re.search(rf"\b{re.escape(container)}\b", message):
         steps.append(
             f"the container {container!r} is the operator's own: it needs a template with a"

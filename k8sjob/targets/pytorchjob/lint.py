@@ -346,7 +346,7 @@ def _env_overridden(job: ManifestJob) -> Iterator[Finding]:
 
 def _injected(job: ManifestJob, replica: ManifestReplica, index: int) -> dict[str, str]:
     try:
-        return job.target.injected_env(job.as_job, replica.role, index)
+        return job.as_job.injected_env(replica.role, index)
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}  # a shape that the CRD refuses, which another check says
 

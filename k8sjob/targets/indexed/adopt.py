@@ -13,13 +13,16 @@ from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import SpecError
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
-from k8sjob.targets.api import Authored, Job
-from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed, own_labels
+from k8sjob.targets.api import Authored, ManifestReader
+from k8sjob.targets.indexed.job import own_labels
+from k8sjob.targets.indexed.pods import JOB_NAME
+from k8sjob.targets.indexed.target import RETRIED, BatchJobTarget, IndexedTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.indexed.job import Indexed
 
 _STOPPED: Final = {"operator": "In", "values": [int(ExitCode.STOPPED)]}
 _COMPLETION_INDEX: Final = re.compile(r"\bJOB_COMPLETION_INDEX\b")
@@ -27,13 +30,10 @@ _MASTER: Final = {"MASTER_ADDR", "PET_MASTER_ADDR"}
 _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
-class IndexedReader:
-    """The reader of Indexed Jobs; see k8sjob.targets.api.Reader."""
+class IndexedReader(ManifestReader):
+    """The reader of Indexed Jobs; see ManifestReader."""
 
-    quantities: tuple[tuple[str, ...], ...] = ()
-
-    def __init__(self, target: Indexed) -> None:
-        self.target = target
+    target: IndexedTarget = BatchJobTarget()
 
     def problems(self, job: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""
@@ -41,7 +41,7 @@ class IndexedReader:
 
     def authored(self, job: Json, documents: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
-        job["spec"] = self.target.written(Job(job, self.target))
+        job["spec"] = self.target.job(job).written_spec
         job["metadata"] = {**job["metadata"], "labels": own_labels(job)}
         name, pod = Object(job).name, Object(job).part("spec", "template", "spec")
         network = pod.get("subdomain") or name
@@ -63,10 +63,10 @@ class IndexedReader:
         Raises:
             SpecError: nobody knows which container trains, or Pods have no index.
         """
-        spec: Json = at_path(job, *self.target.job_at) or {}
+        spec: Json = at_path(job, *self.target.job_type.job_at) or {}
         if spec.get("completionMode") != "Indexed" and (spec.get("completions") or 1) == 1:
             spec["completionMode"] = "Indexed"  # of a single Pod the index is always 0
-        if problems := Indexed.job_problems(self.target, Job.of(self.target, job)):
+        if problems := IndexedTarget.job_problems(self.target, self.target.job(job)):
             raise SpecError(problems)
         pod = Object(spec).part("template", "spec")
         pod["subdomain"] = Object(job).name
@@ -79,7 +79,7 @@ class IndexedReader:
         candidates = pod.get("containers") or []
         trains = training(candidates)
         if not trains.get("image"):
-            at = (*self.target.job_at, "template", "spec", "containers")
+            at = (*self.target.job_type.job_at, "template", "spec", "containers")
             names = [container.get("name") for container in candidates]
             message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}"
             raise SpecError([invalid(at, message, "give that name to the one that trains")])
@@ -97,9 +97,9 @@ class IndexedReader:
     def settle(self, job: Json) -> None:
         """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""
         job["spec"].setdefault("suspend", False)
-        if not self.target.managed_by(Job(job, self.target)):
+        if not self.target.job(job).managed_by:
             job["spec"].pop("managedBy", None)
-        spec: Json = at_path(job, *self.target.job_at)
+        spec: Json = at_path(job, *self.target.job_type.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
             spec.setdefault(key, value)
         if spec.get("podReplacementPolicy") in ("Failed", "TerminatingOrFailed"):
@@ -115,15 +115,15 @@ class IndexedReader:
 
     def fields(self, document: Json) -> Json:
         """The fields of the Indexed Job; nproc_per_node is that of a variable or of the command."""
-        job = Job.of(self.target, document)
-        spec = job.at(*self.target.job_at)
-        nodes = sum(role.count for role in self.target.replicas(job))
+        job = self.target.job(document)
+        spec = job.at(*job.job_at)
+        nodes = sum(role.count for role in job.replicas)
         replicas: Json = {"workers": nodes - 1}
-        if (nproc := self._nproc(job, nodes)) > 1:
+        if (nproc := _nproc(job, nodes)) > 1:
             replicas["nproc_per_node"] = nproc
         most = nodes
-        if self.target.is_elastic(job):
-            nnodes = self.target.variable(job, "PET_NNODES")
+        if job.is_elastic:
+            nnodes = job.variable("PET_NNODES")
             if bounds := re.fullmatch(r"(\d{1,6}):(\d{1,6})", nnodes):
                 most = int(bounds[2])
                 replicas["elastic"] = {"min": int(bounds[1]), "max": most}
@@ -142,22 +142,23 @@ class IndexedReader:
                 "restart_policy": policy,
                 "max_restarts": None if policy == "Never" else restarts,
                 "ttl_after_finished": job.spec.get("ttlSecondsAfterFinished"),
-                "active_deadline": self.target.active_deadline(job),
+                "active_deadline": job.active_deadline,
                 "suspend": job.spec["suspend"],
             },
         }
 
-    def _nproc(self, job: Job, nodes: int) -> int:
-        """The processes of each node; 0 if unknown."""
-        nproc = self.target.nproc_per_node(job)
-        container = training(self.target.replicas(job)[0].pod.get("containers"))
-        words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
-        if not nproc and (match := _NPROC.search(words)):
-            nproc = match[1]
-        world = self.target.variable(job, "WORLD_SIZE")
-        if not nproc and world.isdecimal() and int(world) % nodes == 0:
-            nproc = str(int(world) // nodes)
-        return int(nproc) if nproc.isdecimal() else 0
+
+def _nproc(job: Indexed, nodes: int) -> int:
+    """The processes of each node; 0 if unknown."""
+    nproc = job.nproc_per_node
+    container = training(job.replicas[0].pod.get("containers"))
+    words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
+    if not nproc and (match := _NPROC.search(words)):
+        nproc = match[1]
+    world = job.variable("WORLD_SIZE")
+    if not nproc and world.isdecimal() and int(world) % nodes == 0:
+        nproc = str(int(world) // nodes)
+    return int(nproc) if nproc.isdecimal() else 0
 
 
 def _is_its_service(item: Json, job: str, network: str) -> bool:

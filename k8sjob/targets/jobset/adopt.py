@@ -1,14 +1,6 @@
-"""JobSets: jobset.x-k8s.io/v1alpha2, as k8sjob renders them and as others write them.
+"""JobSets that others wrote, with one replicated Job or several whose Pods are alike.
 
-k8sjob's have one replicated Job `node` of one replica. The controller makes the Job NAME-node-0 of
-it and the headless Service NAME, so NAME-node-0-0.NAME is the Master's address. A JobSet knows no
-time of its start, and of its Job only whether all Pods are ready: the Job tells the rest. There is
-no failurePolicy: the Job counts the restarts of its Pods, and once it has failed, the set fails
-with it.
-
-Others' have one replicated Job or several; `adopt` takes several whose Pods are alike.
-
-Behavior: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
+Behavior: JobSet 0.12, jobset_webhook.go for the defaults.
 """
 
 from __future__ import annotations
@@ -18,64 +10,17 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
-from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
-from k8sjob.targets.api import Authored, Made
-from k8sjob.targets.field_types import ABOUT, shape
-from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
-from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
+from k8sjob.targets.api import Authored
+from k8sjob.targets.indexed.adopt import IndexedReader, replace_addresses
+from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
+from k8sjob.targets.jobset.target import JobSetTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
-
-_SPEC_FIELDS: Final = (
-    "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
-    " ttlSecondsAfterFinished volumeClaimPolicies"
-)
-
-
-class JobSet(Indexed):
-    """jobset.x-k8s.io/v1alpha2, kept by the JobSet controller."""
-
-    name = "jobset"
-    kind = "JobSet"
-    api_version = "jobset.x-k8s.io/v1alpha2"
-    resource = "jobsets"
-    job_label = "jobset.sigs.k8s.io/jobset-name"  # api/jobset/v1alpha2/jobset_types.go
-    owner_label = "jobset.sigs.k8s.io/jobset-uid"
-    controller = Controller(
-        kind="JobSet",
-        name="the JobSet controller",
-        webhooks="jobset.kb.io",
-        deployment="app.kubernetes.io/name=jobset",
-        namespace="jobset-system",
-        missing="ask for it (v0.12)",
-        delay=600,  # of the Job controller, which replaces the Pods
-        target="jobset",
-    )
-    creations = (
-        *Indexed.creations,
-        ("JobCreationFailed", "SuccessfulCreate", "Created pod: "),
-        ("HeadlessServiceCreationFailed", "SuccessfulCreate", "Created pod: "),
-    )
-    template = "jobset.yaml.j2"
-    file = "jobset.yaml"
-    made = (Made("Job", "jobs", "batch/v1", CHILD_NAME),)
-    kueue_framework = "jobset.x-k8s.io/jobset"
-    spec_fields = frozenset(_SPEC_FIELDS.split())
-
-    shapes = {**ABOUT, "spec": shape("JobSet")}  # noqa: RUF012 - as in Target
-    job_at = ("spec", "replicatedJobs", 0, "template", "spec")
-    complete = "Completed"
-    manager = "jobset.sigs.k8s.io/jobset-controller"
-
-    def around(self, job: Json) -> Json:
-        """The Job as the one replica of a replicated Job."""
-        return {"replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}]}
-
 
 _LEADING: Final = ("master", "leader", "launcher", "driver", "coordinator", "head")
 _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTER_ADDR"}
@@ -84,6 +29,8 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 
 class JobSetReader(IndexedReader):
     """The reader of JobSets."""
+
+    target = JobSetTarget()
 
     def authored(self, job: Json, documents: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""

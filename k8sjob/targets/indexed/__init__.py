@@ -1,0 +1,1 @@
+"""Indexed Jobs, and what the kinds that are made of one share."""

@@ -1,0 +1,1 @@
+"""JobSets, of the JobSet controller 0.12."""

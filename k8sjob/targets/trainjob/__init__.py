@@ -1,0 +1,1 @@
+"""TrainJobs, of Kubeflow Trainer 2.3."""

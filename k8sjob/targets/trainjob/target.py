@@ -1,0 +1,194 @@
+"""How a spec becomes a TrainJob, trainer.kubeflow.org/v1alpha1, and its TrainingRuntime.
+
+Trainer makes a JobSet of the job's name from a TrainingRuntime and the TrainJob, and JobSet makes
+of that an Indexed Job, NAME-node-0. What a person asks for first is in the TrainJob: the image, the
+process, the resources, the number of nodes. Everything else is in a TrainingRuntime of the job's
+own, since a TrainJob's `runtimePatches` reach few fields of Pods and none of Jobs.
+
+Only the variables PET_* are injected, and the webhook takes none of these names from a TrainJob.
+
+Behavior: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, pkg/webhooks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.findings import invalid
+from k8sjob.kube.api_resources import Controller
+from k8sjob.kube.objects import Object, training
+from k8sjob.targets.api import Companion, Level
+from k8sjob.targets.field_types import ABOUT, METADATA, WrongType, fit, shape
+from k8sjob.targets.indexed.pods import NODE
+from k8sjob.targets.indexed.target import IndexedTarget
+from k8sjob.targets.jobset.target import JobSetTarget
+from k8sjob.targets.trainjob.job import KUEUE, PORT, TrainJob, containers_of
+from k8sjob.targets.trainjob.pods import TrainJobPods
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.findings import Finding
+    from k8sjob.kube.objects import Json
+    from k8sjob.spec import JobSpec
+    from k8sjob.targets.api import Job
+    from k8sjob.targets.indexed.job import Indexed
+
+GROUP: Final = "trainer.kubeflow.org"
+_OVERRIDES: Final = "podTemplateOverrides"
+SET: Final = ("runtime", "spec", "template", "spec")
+"""The path of the JobSet's spec, where the runtime is in the job."""
+
+
+class TrainJobTarget(IndexedTarget):
+    """trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer."""
+
+    name = "trainjob"
+    kind = "TrainJob"
+    api_version = f"{GROUP}/v1alpha1"
+    resource = "trainjobs"
+    job_type = TrainJob
+    pods = TrainJobPods()
+    controller = Controller(
+        kind="TrainJob",
+        name="Kubeflow Trainer",
+        webhooks=GROUP,
+        deployment="app.kubernetes.io/name=trainer,app.kubernetes.io/component=manager",
+        namespace="kubeflow-system",
+        missing="ask for it (2.3), with JobSet",
+        delay=600,  # the Job controller's, see IndexedJob
+        target="trainjob",
+        companions="trainingruntimes",
+    )
+    file = "trainjob.yaml"
+    companion = Companion(
+        "trainingruntimes",
+        "trainingruntime.yaml.j2",
+        "Trainer's webhook refuses each change of the job without it, as suspend and resume",
+        api_version=f"{GROUP}/v1alpha1",
+        key="runtime",
+        missed=(
+            "specified trainingRuntime must be created before",
+            # Kueue's (getChildJobSet, pkg/controller/jobs/trainjob): either may answer first.
+            "denied the request: runtime '",
+            "TrainingRuntime specified in TrainJob",
+        ),
+    )
+    levels = (
+        Level(JobSetTarget.kind, JobSetTarget.resource, JobSetTarget.api_version),
+        *JobSetTarget.levels,
+    )
+    kueue_framework = "trainer.kubeflow.org/trainjob"
+    kueue_patch = {"runtimePatches": [{"manager": KUEUE}]}  # noqa: RUF012 - as in Target
+    shared_kind = False
+    process_at = ("spec", "trainer")
+    shapes = {**ABOUT, "spec": shape("TrainJob"), "runtime": shape("TrainingRuntime")}  # noqa: RUF012 - as in Target
+    container_name = NODE
+    manager = f"{GROUP}/trainjob-controller"
+    no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
+
+    def refusals(self, spec: JobSpec) -> Iterator[Finding]:
+        """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
+        yield from super().refusals(spec)
+        kinds = "pytorchjob, job or jobset"
+        if spec.replicas.elastic is not None:
+            why = "Trainer has one number of nodes, and injects it as PET_NNODES"
+            yield self._lacks(("replicas", "elastic"), why, kinds)
+        if spec.policy.ttl_after_finished is not None:
+            why = "only its JobSet could have one, and a TrainJob that failed would run again then"
+            yield self._lacks(("policy", "ttl_after_finished"), why, kinds)
+        if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
+            why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
+            yield self._lacks(("run", "command"), why, kinds)
+
+    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
+        """The typed fields of a job, or of a runtime by itself."""
+        if manifest.get("kind") == self.kind:
+            return super().typed(manifest)
+        return fit(manifest, {**self.shapes["runtime"], "metadata": {"name": str, **METADATA}})
+
+    def values(self, spec: JobSpec) -> dict[str, Any]:
+        """The values for the templates of both objects."""
+        values = super().values(spec)
+        return {
+            **values,
+            "nproc_per_node": spec.nproc_per_node,
+            "container_name": self.container_name,
+            "process_apart": True,
+            "port": PORT,
+            "fields": _without_pet(values["fields"]),
+        }
+
+    def _env(self, spec: JobSpec) -> dict[str, str]:
+        """The variables that Trainer does not inject."""
+        return {**_without_pet(super()._env(spec)), "MASTER_PORT": str(PORT)}
+
+    def basic_problems(self, manifest: Json) -> Iterator[Finding]:
+        """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
+        yield from super().basic_problems(manifest)
+        if _OVERRIDES in Object(manifest).spec:
+            step = "move its fields into the Pod template of the runtime, or to runtimePatches"
+            yield invalid(("spec", _OVERRIDES), "Trainer 2.3 no longer has it", step)
+
+    def job_problems(self, job: Indexed) -> list[Finding]:
+        """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
+        trainer = job.part("spec", "trainer")
+        node = training(containers_of(job.at(*job.job_at) or {}))
+        at = (*job.job_at, "template", "spec", "containers", NODE)
+        taken: list[tuple[str, ...]] = [
+            (key,) for key in ("image", "command", "args", "resources") if key in node
+        ]
+        names = {variable.get("name") for variable in trainer.get("env") or ()}
+        below = (variable.get("name") for variable in node.get("env") or ())
+        taken += [("env", name) for name in below if name in names]
+        message = "spec.trainer has another value, which takes precedence"
+        reference = job.part("spec", "runtimeRef")
+        kind, name = reference.get("kind"), reference.get("name")
+        another = (kind, name) != ("TrainingRuntime", job.name)
+        why = f"{kind} {name} is not the job's own TrainingRuntime"
+        step = "change that in overlay.runtime"
+        unnamed = job.at("runtime", "metadata", "name") != job.name
+        return [
+            *super().job_problems(job),
+            *([invalid(("spec", "runtimeRef"), why, step)] if another else ()),
+            *(
+                [invalid(("runtime", "metadata", "name"), "it is the job's", "keep it")]
+                if unnamed
+                else ()
+            ),
+            *(invalid((*at, *field), message, "set it in the job spec") for field in taken),
+        ]
+
+    def minimal(self, name: str, pod: Json) -> Job:
+        """One node, with a TrainingRuntime of the same name."""
+        named = [{**container, "name": NODE} for container in pod["containers"]]
+        template = {"spec": {**pod, "containers": named, "restartPolicy": "Never"}}
+        job = {"completionMode": "Indexed", "template": template}
+        labels = {f"{GROUP}/trainjob-ancestor-step": "trainer"}
+        node = {"name": NODE, "template": {"metadata": {"labels": labels}, "spec": job}}
+        about = {"apiVersion": self.api_version, "metadata": {"name": name}}
+        kind = "TrainingRuntime"
+        runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
+        reference = {"apiGroup": GROUP, "kind": kind, "name": name}
+        return self.job(
+            {
+                **about,
+                "kind": self.kind,
+                "spec": {"runtimeRef": reference},
+                "runtime": {**about, "kind": kind, "spec": runtime},
+            }
+        )
+
+    def refused(self, name: str, pod: Json) -> Job:
+        """With two replicas of the replicated Job in the runtime.
+
+        A TrainJob without its runtime may be refused by Kueue's webhook before Trainer's.
+        """
+        job = self.minimal(name, pod)
+        (node,) = job.at(*SET, "replicatedJobs")
+        node["replicas"] = 2
+        return job
+
+
+def _without_pet(variables: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not name.startswith("PET_")}
