@@ -136,6 +136,7 @@ def quotas(facts: ClusterFacts) -> Iterator[Finding]:
     need = quota_need(facts.job) if facts.job else {}
     for quota in resource_quotas:
         name, spec, status = Object(quota).name, Object(quota).spec, Object(quota).status
+        # With scopes it counts only some Pods, and which those are is not worked out.
         scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
         yield _check_quota(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
@@ -161,6 +162,7 @@ def quota_need(job: Job) -> Amounts:
             for resource, amount in pod_requests(pod, group).items():
                 if resource != "pods":
                     add(need, {f"{group}.{resource}": amount * count})
+    # A quota's `cpu` is another name of `requests.cpu`.
     aliases = {name: need[f"requests.{name}"] for name in _COUNTED if f"requests.{name}" in need}
     return need | aliases
 

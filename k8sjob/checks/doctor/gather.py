@@ -220,6 +220,7 @@ def _user(transport: Transport) -> str:
 def _usage(transport: Transport) -> dict[str, Amounts] | None:
     """The amounts used by the Pods of all namespaces; None if they may not be read."""
     usage: dict[str, Amounts] = {}
+    # Pods that wait for a node take nothing from any.
     query = {"limit": str(_PAGE), "fieldSelector": "spec.nodeName!="}
     while True:
         answer = _ask(transport, "GET", "/api/v1/pods", query=query)

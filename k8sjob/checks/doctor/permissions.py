@@ -252,6 +252,7 @@ def asked_for(facts: ClusterFacts) -> list[Json]:
 
 
 def _subject(user: str) -> Json:
+    # An apiserver calls it system:serviceaccount:NAMESPACE:NAME.
     account = user.removeprefix("system:serviceaccount:").split(":")
     if user.startswith("system:serviceaccount:") and len(account) == 2:
         return {"kind": "ServiceAccount", "name": account[1], "namespace": account[0]}

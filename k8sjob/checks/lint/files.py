@@ -199,6 +199,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     job = job_files.JobFile(spec, document, folder)
     hits = [*_manifest_hits(manifest), *job_files.RULES.hits(job)]
     if spec.overlay and spec.target != DEFAULT.name:
+        # The overlay fits the job's own kind alone, so what it changes is looked at there.
         places = {(hit.id, hit.line, hit.column) for hit in hits}
         merged = parse_all(manifest_text)
         for job_of_kind in _jobs_in(merged):
@@ -245,6 +246,7 @@ def _lint_script_of(job: job_files.JobFile, manifest: ManifestJob, script: Path)
 def _place(document: Document, path: FieldPath) -> tuple[int, int]:
     """The place in the job.yaml that a field of the manifest comes from: its field, or overlay."""
     of_pod = path[path.index("template") + 1 :] if "template" in path else ()
+    # The overlay is merged last, so it wins over pod_template.
     for field, inside in (("overlay", path), ("pod_template", of_pod)):
         if overlaid := _below(document.data.get(field), inside):
             return document.place((field, *inside[:overlaid]), key=True)

@@ -85,6 +85,7 @@ def _host_network_dns(job: ManifestJob) -> Iterator[Finding]:
     of_runtime = job.get("spec", "mlPolicy", "numNodes")
     for replica in job.replicas:
         pod, parallel = replica.pod, job.get(*map(str, replica.path[:-1]), "parallelism")
+        # Each kind has the number of its Pods in another field.
         nodes = [count for count in (job.nodes, parallel, of_runtime) if isinstance(count, int)]
         resolves = pod.get("dnsPolicy") in ("ClusterFirstWithHostNet", "None")
         if pod.get("hostNetwork") is True and max(nodes) > 1 and not resolves:
@@ -124,6 +125,7 @@ def _variable_not_expanded(job: ManifestJob) -> Iterator[Finding]:
 @RULES.warning
 def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Finding]:
     """A pod has succeeded when all its containers have ended, and the job with it."""
+    # A job with a Master has succeeded when its Master has.
     deciding: list[ManifestReplica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
         trainer = replica.trainer

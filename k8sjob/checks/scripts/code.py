@@ -99,12 +99,14 @@ class Code:
         for into, star in stars:
             for dotted in members.get(star, ()):
                 name = f"{into}{dotted.removeprefix(star)}"
+                # What a module defines itself hides a name that it gets by `import *`.
                 if name not in self._tops:
                     self._aliases.setdefault(name, dotted)
         self.nodes: list[ast.AST] = []
         self._elifs: dict[ast.AST, ast.AST] = {}
         named = (node for module in files for node in module.nodes if type(node) in _NAMES)
         used = {getattr(node, _NAMES[type(node)]) for node in named}
+        # A large repository has thousands of functions that this script does not use.
         left_out: set[ast.AST] = {
             node
             for module in files[1:]
@@ -112,6 +114,7 @@ class Code:
             if isinstance(node, Function) and not node.decorator_list and node.name not in used
         }
         for node in (node for module in files for node in module.nodes):
+            # An `elif` is an If in the `else` of the one before, so long chains are deep trees.
             if isinstance(node, ast.If) and len(node.orelse) == 1:
                 self._elifs[node.orelse[0]] = self._elifs.get(node, node)
             if node in left_out or self._parents.get(node) in left_out:

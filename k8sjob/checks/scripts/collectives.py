@@ -119,6 +119,7 @@ class _Reach:
         if isinstance(function, ast.ClassDef):
             return script.method(function, "__init__")
         if function is None and (owner := script.instance(called)):
+            # torch calls the forward of a module that is called.
             return script.method(owner, "__call__") or script.method(owner, "forward")
         return function
 
@@ -143,6 +144,7 @@ def _of_torch(name: str, call: ast.Call) -> str:
     if last in MAKES_GROUP:
         return _MAKES_GROUP
     if ".checkpoint." in name:
+        # With a group of its own, or with none, not all ranks take part.
         alone = keyword(call, "process_group") or keyword(call, "no_dist")
         return last if last in _CHECKPOINTS and alone is None else ""
     return last if last in _TORCH and not _in_subgroup(last, call) else ""
@@ -154,6 +156,7 @@ def _in_subgroup(name: str, call: ast.Call) -> bool:
     group = keyword(call, "group", position) if position is not None else None
     if group is None or (isinstance(group, ast.Constant) and group.value is None):
         return False
+    # dist.group.WORLD is the group of all ranks.
     return not ast.unparse(group).endswith("WORLD")
 
 
@@ -188,6 +191,8 @@ def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
         return ()
     places = list(_places(script))
     in_function, anywhere = (defaultdict[Any, set[int | None]](set) for _ in range(2))
+    # A collective of one side is met where another rank comes to the same one: in the same
+    # function, as in the `else`, or else anywhere in the program.
     for place in places:
         in_function[place.function, place.name].add(place.rank)
     free = [place for place in places if not place.is_met(in_function[place.function, place.name])]

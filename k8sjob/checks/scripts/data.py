@@ -125,6 +125,7 @@ def _data_not_sharded(script: Script) -> Iterator[Finding]:
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
+    # Shares made by hand: data[rank::world], or range(rank, len(data), world).
     slices = (node for node in script.nodes if isinstance(node, ast.Slice))
     ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
     if any(map(script.ranks.mentioned_in, (*slices, *ranges))):
@@ -154,6 +155,7 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Finding]:
     """A DataLoader takes its order from the sampler or shuffles by itself, not both."""
     for call in script.torch_calls("DataLoader"):
         sampler = keyword(call, "sampler", 3)
+        # Where there may be no sampler, shuffle=True may be right.
         may_be_none = sampler is None or isinstance(sampler, ast.Constant | ast.IfExp)
         may_be_none |= isinstance(sampler, ast.Name) and script.conditional(call)
         if not may_be_none and constant(keyword(call, "shuffle", 2)) is True:
@@ -169,8 +171,10 @@ def _save_on_every_rank(script: Script) -> Iterator[Finding]:
         if name != "torch.save" or script.ranks.only_some_reach(call):
             continue
         target = keyword(call, "f", 1)
+        # With the rank in its name each rank has a file of its own.
         if target is None or script.ranks.mentioned_in(target):
             continue
+        # What is written to memory, or sent to somebody, is no file.
         maker = script.name(target.func) if isinstance(target, ast.Call) else ""
         if maker.endswith("BytesIO") or _STREAM.search(script.unparsed(target).lower()):
             continue
@@ -182,6 +186,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Finding]:
     """Downloads of several processes into one folder overwrite each other."""
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
+    # The usual order: the others wait at a barrier, and rank 0 comes to it after its download.
     if any(
         script.ranks.only_some_reach(call)
         for call in script.torch_calls("barrier", "monitored_barrier")

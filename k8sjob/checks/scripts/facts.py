@@ -110,6 +110,7 @@ class Script(Paths):
         What makes one need not be called by its name: `partial(dist.init_process_group, "gloo")`.
         """
         named = any(map(self.uses, MAKES_GROUP))
+        # Also as a text, for getattr.
         named |= any(constant(node) in MAKES_GROUP for node in self.nodes)
         return named or self.has_runtime or bool(self.modules & MANAGED)
 
@@ -142,6 +143,7 @@ class Script(Paths):
     @cached_property
     def keras_fits(self) -> Sequence[ast.Call]:
         """Calls of `fit` of Keras models, the session's left out."""
+        # Besides these libraries a fit may be that of another object.
         alone = not self.modules & {"sklearn", "xgboost", "lightgbm", "tensorflow", "jax"}
         return [
             call

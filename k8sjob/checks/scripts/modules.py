@@ -242,6 +242,7 @@ def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
                 check_time()
                 is_read = len(queue) < _MAX_MODULES and length_left > 0
                 modules[name] = local = _local(name, roots) if is_read else None
+                # A module may import the script itself, which is there already.
                 if local is not None and local.source != entry.source:
                     queue.append(local)
                     length_left -= len(local.text)

@@ -42,6 +42,7 @@ def _order_by_hash(script: Script) -> Iterator[Finding]:
             case ast.BinOp(left=ast.Call(func=ast.Name(id="hash"), args=[item]), op=ast.Mod()):
                 around = [parent for _, parent in script.ancestors(node)][:2]
                 seeds = any(_names_seed(script, parent) for parent in around)
+                # `hash(x) % world == rank` shares data out; only an integer is its own hash.
                 divides = isinstance(around[0], ast.Compare) and script.made_of_rank(around[0])
                 of_texts = _holds(script, item, _TEXTS) and not seeds
                 if of_texts or (divides and not _is_counted(script, item)):

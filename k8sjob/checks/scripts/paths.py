@@ -116,6 +116,7 @@ class Paths(Values):
         ]
         if every and not isinstance(stmt, _SKIPPED) and all(_ALWAYS in exits for _, exits in every):
             return [_ALWAYS]
+        # Which block of a try with handlers runs to its end is not known.
         tests: list[ast.expr] = []
         for test, exits in every if len(every) == 1 or not isinstance(stmt, ast.Try) else ():
             if test is None:
@@ -183,6 +184,7 @@ class Paths(Values):
             case ast.BoolOp(op=op, values=values):
                 before = takewhile(lambda value: value is not child, values)
                 yield from (Guard(part, isinstance(op, ast.And), "behind `{}`") for part in before)
+            # Its cases are not compared: none of a thousand foreign scripts asks for its rank so.
             case ast.Match():
                 if isinstance(child, ast.match_case):
                     yield Guard(self._is_case(parent), holds=True)
@@ -216,6 +218,7 @@ def _blocks(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt
             yield condition, body
             yield ast.UnaryOp(ast.Not(), condition), orelse
         case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
+            # Either the body runs to its end or one of the handlers, and then the finally.
             yield None, [*body, *orelse, *last]
             yield from ((None, [*handler.body, *last]) for handler in handlers)
         case ast.While(test=about) | ast.For(iter=about) | ast.AsyncFor(iter=about):

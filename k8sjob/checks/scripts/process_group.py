@@ -48,6 +48,7 @@ def _spawns(script: Script) -> Sequence[ast.Call]:
     items = (node for node in script.nodes if isinstance(node, ast.Subscript))
     written = {item.slice for item in items if isinstance(item.ctx, ast.Store)}
     texts = (constant(node) for node in script.nodes if node not in written)
+    # It computes the ranks of all pods by itself, or may do so.
     if any(isinstance(text, str) and _NODE_NAMES.search(text) for text in texts):
         return []
     if not script.torch_calls("init_process_group"):
@@ -128,6 +129,7 @@ def _hard_coded_address(script: Script) -> Iterator[Finding]:
         return
     for name, value in _environ_writes(script):
         address = script.text(value)
+        # Under a condition it is mostly a fallback for a run without a launcher.
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
             yield script.at(value, "hard-coded-address", address=address)
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
@@ -191,6 +193,7 @@ def _process_group_missing(script: Script) -> Iterator[Finding]:
     if script.makes_group or not script.self_contained or not script.is_program:
         return
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
+        # A sampler asks for the group only to learn what it was not told.
         if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
             continue
         yield script.at(call, "process-group-missing", name=script.last_name(call.func))

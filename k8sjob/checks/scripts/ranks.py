@@ -79,6 +79,7 @@ class Ranks:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 pair = tuple(None if truth is None else not truth for truth in self.truth(inner))
             case ast.BoolOp(op=op, values=values):
+                # One true part decides an `or`, one false part an `and`, whatever the others are.
                 decides = isinstance(op, ast.Or)
                 pair = tuple(
                     decides if decides in truths else None if None in truths else not decides
@@ -118,6 +119,8 @@ class Ranks:
         sources = self._code.sources(node)
         values = [] if None in sources or node in sources else [*filter(None, sources)]
         pair, name = self._either(values), self._code.last_name(node)
+        # A name says what a value is only where nothing else does: `is_main = True` of a class
+        # was taken for a test of the rank.
         if pair == _UNKNOWN:
             if self._is_called_rank(node, values):
                 pair = RANKS
@@ -134,11 +137,14 @@ class Ranks:
         if not isinstance(node, ast.Name | ast.Attribute):
             return bool(_RANK.fullmatch(self._code.last_name(node)))
         name = node.id if isinstance(node, ast.Name) else node.attr
+        # `rank=8` is that of a matrix, as LoRA's.
         if not _RANK.fullmatch(name) or name in self._sizes:
             return False
+        # `rank = 0` is that number on all ranks.
         if values:
             return any(not isinstance(value, ast.Constant) for value in values)
         variable = self._code.variable(node)
+        # A loop over ranks gives the name each of them.
         return not (variable and variable.unknown)
 
     @cached_property

@@ -125,6 +125,7 @@ class Values(Code):
                 for parameter in parameters(node.args):
                     variables[node][parameter.arg].parameter_of = node
             elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load | ast.Del):
+                # Loops, unpacking and += give values that stand nowhere in the text.
                 variables[self._scope(node)][node.id].unknown |= node not in plain
         return variables
 
@@ -150,6 +151,7 @@ class Values(Code):
         innermost = self._scope(use)
         for scope in (innermost, *self.scopes(innermost)):
             variable = self._variables[scope].get(use.id)
+            # The names of a class are no names in its methods, as in Python.
             if variable and (scope is innermost or not isinstance(scope, ast.ClassDef)):
                 return variable
         return None
@@ -173,10 +175,12 @@ class Values(Code):
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
         """The values that the program passes as a parameter, or its default; None is not known."""
         called = self.parent(function)
+        # A class is called by its own name, not by __init__.
         if function.name != "__init__" or not isinstance(called, ast.ClassDef):
             called = function
         positions, usual = self._signature(function)
         position, default, uses = positions.get(name), usual.get(name), self.uses(called.name)
+        # A decorator may call the function with anything.
         is_known = not called.decorator_list and len(uses) <= MAX_VALUES
         values: list[ast.expr | None] = [] if is_known else [None]
         for use in uses[:MAX_VALUES]:
@@ -187,6 +191,7 @@ class Values(Code):
                 several |= any(isinstance(word, ast.Starred) for word in call.args[:MAX_VALUES])
                 several |= any(option.arg is None for option in call.keywords[:MAX_VALUES])
                 values.append(argument or (None if several else default))
+            # It is handed on, so it may be called elsewhere, or the name may mean it.
             elif defined in (None, called):
                 values.append(None)
         return values
@@ -236,6 +241,7 @@ class Values(Code):
     def definition(self, node: ast.expr) -> Definition | None:
         """The function or class that an expression names; None: it is not known, or one of two."""
         if isinstance(node, ast.Name) and (variable := self.variable(node)):
+            # Of functions with one name, as in two branches, nobody knows which one runs.
             is_assigned = variable.values or variable.unknown or variable.parameter_of
             several = is_assigned or len(variable.definitions) != 1
             return None if several else variable.definitions[0]
@@ -370,6 +376,7 @@ class Values(Code):
         """The kind passed as a parameter by the program's calls, else that of its type or name."""
         passed = self.passed(function, name)
         if any(kinds := {self._kind_passed(value) for value in passed if value}):
+            # Wrapped in one call and plain in another, it is not taken for wrapped.
             return kinds.pop() if len(kinds) == 1 else ""
         annotation = next(arg.annotation for arg in parameters(function.args) if arg.arg == name)
         if annotation is not None:
