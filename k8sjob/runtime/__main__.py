@@ -86,7 +86,11 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         raise EnvError(f"nothing to run: {' '.join(argv) or 'no arguments'}; {_USAGE}")
     settings = config.runtime_config(environ)
     with ExitStack() as stack:
-        lifeline = _make_lifeline(stack)
+        # Its write end lives exactly as long as this process.
+        lifeline, writer = os.pipe()
+        for end in (lifeline, writer):
+            stack.callback(os.close, end)
+        os.set_inheritable(lifeline, True)  # noqa: FBT003 - os has no keyword for it
         if form == "--exec":
             return _run_single(single_program(argv[1:], environ, lifeline), settings, inbox)
         shape = elastic_env(environ, socket.gethostname())
@@ -251,15 +255,6 @@ def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[
     # JAX warns of the setting by which it lets ranks come and go (see jax_processes).
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if backend == "jax" else {}
     return {**quiet, **environ, "KERAS_BACKEND": backend}
-
-
-def _make_lifeline(stack: ExitStack) -> int:
-    """A pipe whose write end lives exactly as long as this process; returns the read end."""
-    reader, write = os.pipe()
-    stack.callback(os.close, reader)
-    stack.callback(os.close, write)
-    os.set_inheritable(reader, True)  # noqa: FBT003 - os has no keyword for it
-    return reader
 
 
 def _outcome(reason: Reason | None) -> _Outcome:

@@ -121,8 +121,7 @@ class LocalContainer:
                 stdout=inner,
                 stderr=inner,
                 pass_fds=(lifeline,),
-                # A signal to its group, as from the terminal of the user, does not reach the
-                # supervisor.
+                # Its group is its own, so that a signal to all of it spares the supervisor.
                 start_new_session=True,
             )
         except OSError as error:

@@ -106,7 +106,7 @@ class Group:
         self.rank, self.world_size = env.rank, env.world_size
         self.backend, self.device, self.rendezvous = backend, device, joined
         self.on_phase: Callable[[str], None] = lambda _phase: None
-        # Only nccl reads a GPU's memory; for the others a copy on the CPU is sent.
+        # nccl sends from the GPU; for another backend the tensors are copied to the CPU.
         self._transport = device if backend == "nccl" else torch.device("cpu")
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:

@@ -103,7 +103,7 @@ def rendezvous(
 
 def _enter(store: Store, info: RankInfo) -> None:
     """Set this rank's key."""
-    # The result is published when all ranks are here, or at the deadline: this rank is late.
+    # The rendezvous of this store is over: all its ranks were here, or its deadline came.
     if store.check([_GO]):
         store.set(NOTE, f"rank {info.rank} was started again")
         # The ranks of that group fail by the note, their store ends, and a new one comes in its
