@@ -38,10 +38,11 @@ class Controller:
     Attributes:
         kind: of these objects.
         name: the controller, in a sentence.
-        webhooks: how the names of its admission webhooks end.
-        deployment: the label selector of its Deployment and of its Pods.
-        namespace: where it is installed by default.
         missing: the next step if the cluster does not have the kind.
+        webhooks: how the names of its admission webhooks end; empty: it has none.
+        deployment: the label selector of its Deployment and of its Pods; empty: it is part of
+            Kubernetes.
+        namespace: where it is installed by default.
         delay: after how many seconds at most it replaces a Pod, where it waits with that.
         init_image: the image of the init container that it adds to some Pods.
         image_flag: its flag for another one.
@@ -52,10 +53,10 @@ class Controller:
 
     kind: str
     name: str
-    webhooks: str
-    deployment: str
-    namespace: str
     missing: str
+    webhooks: str = ""
+    deployment: str = ""
+    namespace: str = ""
     delay: int = 0
     init_image: str = ""
     image_flag: str = ""

@@ -446,8 +446,6 @@ class Target(Protocol):
     """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left over from an earlier job is
     taken for this job's."""
-    kueue_framework: str
-    """Its name in integrations.frameworks of Kueue's settings."""
     kueue_patch: Json = {}  # noqa: RUF012 - never changed
     """What a job's spec gets that is only asked about: the apiserver refuses its duplicate, which
     Kueue adds, before a webhook misses the companion; empty: not needed."""
@@ -468,6 +466,11 @@ class Target(Protocol):
     Pod template."""
     sources: Mapping[str, tuple[str, ...]] = {}
     """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
+
+    @property
+    def kueue_framework(self) -> str:
+        """Its name in integrations.frameworks of Kueue's settings: "batch/job"."""
+        return f"{self.api_version.partition('/')[0]}/{self.kind.lower()}"
 
     def job(self, document: Json) -> Job:
         """The job of this kind from its Job.document, or from its object alone."""

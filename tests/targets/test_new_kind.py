@@ -118,9 +118,8 @@ class RegattaTarget(Target):
     resource = "regattas"
     job_type = Regatta
     pods = Seats()
-    controller = Controller("Regatta", "the umpire", "", "", "", "ask for it")
+    controller = Controller("Regatta", "the umpire", "ask for it")
     manager = "water.example/umpire"
-    kueue_framework = "water.example/regatta"
     file = "regatta.yaml"
 
     def __init__(self, templates):

@@ -249,16 +249,12 @@ class BatchJobTarget(IndexedTarget):
     controller = Controller(
         kind="Job",
         name="the Job controller",
-        webhooks="",
-        deployment="",
-        namespace="",
         missing="every cluster has it: look at the apiserver",
         delay=600,  # from 10 s on, doubled for each Pod that has failed
         target="job",
     )
     file = "indexed-job.yaml"
     companion = Companion("services", "service.yaml.j2", "its Pods find each other by that name")
-    kueue_framework = "batch/job"
     manager = "kubernetes.io/job-controller"
 
 

@@ -45,7 +45,6 @@ class JobSetTarget(IndexedTarget):
     )
     file = "jobset.yaml"
     levels = (Level("Job", "jobs", "batch/v1", CHILD_NAME),)
-    kueue_framework = "jobset.x-k8s.io/jobset"
     shapes = {**ABOUT, "spec": shape("JobSet")}  # noqa: RUF012 - as in Target
     manager = "jobset.sigs.k8s.io/jobset-controller"
 

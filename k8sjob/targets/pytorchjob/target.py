@@ -46,7 +46,6 @@ class PyTorchJobTarget(Target):
         template_flag="--pytorch-init-container-template-file",
     )
     file = "pytorchjob.yaml"
-    kueue_framework = "kubeflow.org/pytorchjob"
     shapes = operator.JOB
     policy_at = ("spec", "runPolicy")
     sources = {  # noqa: RUF012 - as in Target

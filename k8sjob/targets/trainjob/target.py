@@ -28,7 +28,7 @@ from k8sjob.targets.trainjob.pods import TrainJobPods
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.findings import Finding
+    from k8sjob.findings import FieldPath, Finding
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
     from k8sjob.targets.api import Job
@@ -78,7 +78,6 @@ class TrainJobTarget(IndexedTarget):
         Level(JobSetTarget.kind, JobSetTarget.resource, JobSetTarget.api_version),
         *JobSetTarget.levels,
     )
-    kueue_framework = "trainer.kubeflow.org/trainjob"
     kueue_patch = {"runtimePatches": [{"manager": KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
     process_at = ("spec", "trainer")
@@ -132,15 +131,16 @@ class TrainJobTarget(IndexedTarget):
 
     def job_problems(self, job: Indexed) -> list[Finding]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
-        trainer = job.part("spec", "trainer")
-        node = training(containers_of(job.at(*job.job_at) or {}))
-        at = (*job.job_at, "template", "spec", "containers", NODE)
-        taken: list[tuple[str, ...]] = [
+        trainer, containers = job.part("spec", "trainer"), containers_of(job.at(*job.job_at) or {})
+        node = training(containers)
+        at: FieldPath = (*job.job_at, "template", "spec", "containers")
+        at = (*at, containers.index(node)) if node else at
+        taken: list[FieldPath] = [
             (key,) for key in ("image", "command", "args", "resources") if key in node
         ]
         names = {variable.get("name") for variable in trainer.get("env") or ()}
-        below = (variable.get("name") for variable in node.get("env") or ())
-        taken += [("env", name) for name in below if name in names]
+        below = enumerate(node.get("env") or ())
+        taken += [("env", index) for index, variable in below if variable.get("name") in names]
         message = "spec.trainer has another value, which takes precedence"
         reference = job.part("spec", "runtimeRef")
         kind, name = reference.get("kind"), reference.get("name")
