@@ -116,6 +116,8 @@ class ClusterFacts:
         error, companion = self.error("queue dry run"), self.target.companion
         if error is None or not self.target.kueue_patch:
             return None
+        # Kueue's webhook adds a patch to a TrainJob, beside the one that is sent, and an apiserver
+        # refuses two patches of one manager before it asks the other webhooks.
         if "Duplicate value" in error.detail:
             return True
         return False if companion and companion.is_missed(error.detail) else None

@@ -52,6 +52,7 @@ def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
         return
     policy = f"{facts.namespace} enforces restricted"
     pods = pod_specs(facts.job) if facts.job else ()
+    # The level is enforced for Pods alone, so a dry run of the job does not show that.
     if not all(
         _forbids_escalation(container) for _, _, pod in pods for container in containers(pod)
     ):
