@@ -86,8 +86,7 @@ class Plan(HasCard):
     @property
     def source(self) -> Path:
         """The folder that its user knows the code by, also where a copy of it runs."""
-        image = self.spec.image
-        return self.folder / ("." if isinstance(image, str) else image.context)
+        return self.folder / self.spec.code_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ from dataclasses import asdict
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import format_option, plain_http_option
 from k8sjob.cli.output import document, line
 from k8sjob.cli.push import build_and_report, transfer_options
 from k8sjob.image.builders import AUTO, BUILDERS
 
 
-@click.command("build", cls=JobCommand)
-@job_file_options()
+@job_command("build")
 @click.option(
     "--builder",
     type=click.Choice([AUTO, *BUILDERS]),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
+from k8sjob.cli.jobfile import JobFile, job_command, with_target
 from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
 from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.environment import no_colors
@@ -28,8 +28,7 @@ _MOST_PATHS: Final = 6
 """Maximum number of changed fields in a message; the lines of the difference show all of them."""
 
 
-@click.command("diff", cls=JobCommand)
-@job_file_options()
+@job_command("diff")
 @image_option
 @onto_option
 @plain_http_option

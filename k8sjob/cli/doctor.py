@@ -14,7 +14,7 @@ from k8sjob.checks.doctor import Report, examine, gather
 from k8sjob.checks.doctor.check import problem, verdict, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
+from k8sjob.cli.jobfile import JobFile, job_command, with_target
 from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import document
 from k8sjob.contract import counted
@@ -23,7 +23,6 @@ from k8sjob.findings import Finding, Severity
 from k8sjob.kube.objects import Object
 from k8sjob.rendering import manifest
 from k8sjob.sanitize import safe_line
-from k8sjob.spec import Image, JobSpec
 from k8sjob.targets.jobs import DEFAULT, by_name
 from k8sjob.view.views import console_for
 from k8sjob.yamldoc import dump
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.checks.doctor.check import ClusterFacts
+    from k8sjob.spec import JobSpec
 
 
 _STYLES: Final = {
@@ -46,8 +46,7 @@ _SHOWN: Final = 5
 _WIDTH: Final = max(len(verdict(severity)) for severity in Severity)
 
 
-@click.command("doctor", cls=JobCommand)
-@job_file_options(required=False)
+@job_command("doctor", required=False)
 @target_option
 @place_options()
 @format_option("table", "json", "yaml")
@@ -94,7 +93,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)
-    version = str((facts.one("version") or {}).get("gitVersion", ""))
+    version = str((facts.object("version") or {}).get("gitVersion", ""))
     checks = [*client(machine, place.client, version), *report.checks, *_slow_nodes(facts)]
     return Report(checks, report.context, report.namespace, report.rbac)
 
@@ -127,9 +126,8 @@ def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Findi
     """Whether the packages of a job's image are installed here."""
     if spec is None or job is None:
         return
-    context = spec.image.context if isinstance(spec.image, Image) else "."
     try:
-        check_packages(spec, job.folder / context)
+        check_packages(spec, job.folder / spec.code_folder)
     except BackendError as error:
         yield warning("packages", error.message, error.next_step)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
@@ -31,8 +31,7 @@ def _sizes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> t
     return tuple(map(int, words))
 
 
-@click.command("fit", cls=JobCommand)
-@job_file_options()
+@job_command("fit")
 @click.option(
     "--batch-sizes", metavar="N,N", callback=_sizes, help="Batch sizes per rank to estimate."
 )

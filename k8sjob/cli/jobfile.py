@@ -139,23 +139,26 @@ def script_args() -> Sequence[str]:
     return args
 
 
-def job_file_options(
-    *, required: bool = True
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The argument FILE and the options that change it, handed over as a JobFile called `job`.
+def job_command(
+    name: str, *, required: bool = True
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """A command of that name with the argument FILE and the options that change it.
+
+    Its function gets them as a JobFile called `job`.
 
     Args:
+        name: as it is typed.
         required: FILE is job.yaml where none is given; else `job` may be None.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(command: Callable[..., Any]) -> click.Command:
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
             # Applied in this order: --set first, then the short options.
             changes = [*sets]
-            for name, (field, *_) in _SHORT_OPTIONS.items():
-                if (value := options.pop(name)) is not None:
-                    changes.append(Change(tuple(field.split(".")), value, option=f"--{name}"))
+            for option, (field, *_) in _SHORT_OPTIONS.items():
+                if (value := options.pop(option)) is not None:
+                    changes.append(Change(tuple(field.split(".")), value, option=f"--{option}"))
             if args := script_args():
                 changes.append(Change(("run", "args"), list(args), adds=True))
             if file is None and not (required or changes):
@@ -163,10 +166,11 @@ def job_file_options(
             return command(job=JobFile(file or Path(JOB_FILE), tuple(changes)), **options)
 
         wrapped: Callable[..., Any] = with_job
-        for name, (_, metavar, kind, text) in reversed(_SHORT_OPTIONS.items()):
-            wrapped = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(wrapped)
+        for option, (_, metavar, kind, text) in reversed(_SHORT_OPTIONS.items()):
+            wrapped = click.option(f"--{option}", metavar=metavar, type=kind, help=text)(wrapped)
         path = click.Path(path_type=Path, allow_dash=True)
-        return click.argument("file", required=False, type=path)(set_option(wrapped))
+        wrapped = click.argument("file", required=False, type=path)(set_option(wrapped))
+        return click.command(name, cls=JobCommand)(wrapped)
 
     return decorate
 

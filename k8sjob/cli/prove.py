@@ -6,14 +6,13 @@ import sys
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, fail, line, print_status
 from k8sjob.errors import K8sJobError
 
 
-@click.command("prove", cls=JobCommand)
-@job_file_options()
+@job_command("prove")
 @click.option(
     "--steps", metavar="K", type=click.IntRange(1), help="Maximum number of optimizer steps."
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.lint import old_base
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
@@ -48,8 +48,7 @@ def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | 
     raise click.BadParameter(f"{value!r} is not one of name, json and oci:DIR")
 
 
-@click.command("push", cls=JobCommand)
-@job_file_options()
+@job_command("push")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, without sending it.")
 @build_option
 @onto_option

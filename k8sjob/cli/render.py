@@ -6,15 +6,13 @@ from pathlib import Path
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import AUTO, image_option, target_option
 from k8sjob.cli.output import print_status, text, warn, warn_of_secrets
 from k8sjob.rendering import dockerfile, remarks, render, write_context
-from k8sjob.spec import Image
 
 
-@click.command("render", cls=JobCommand)
-@job_file_options()
+@job_command("render")
 @click.option("--dockerfile", "only_dockerfile", is_flag=True, help="Print the Dockerfile instead.")
 @click.option(
     "-d",
@@ -57,8 +55,7 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
         if folder is None:
             text(render(spec, image))
         else:
-            context = spec.image.context if isinstance(spec.image, Image) else "."
-            source = job.folder / context
+            source = job.folder / spec.code_folder
             for path in write_context(spec, source, folder, image=image):
                 print_status(f"wrote {path}")
             if spec.builds_image:

@@ -10,7 +10,7 @@ import click
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.outputs import copy_written
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.contract import counted
@@ -35,8 +35,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--detach", is_flag=True, help=text)(quiet(view_options(command)))
 
 
-@click.command("run", cls=JobCommand)
-@job_file_options()
+@job_command("run")
 @click.option("--fresh", is_flag=True, help="Start from scratch, ignoring checkpoints.")
 @click.option(
     "--resume",

@@ -10,7 +10,7 @@ import click
 
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
+from k8sjob.cli.jobfile import JobFile, job_command, with_target
 from k8sjob.cli.lint import old_base, show_lint_errors
 from k8sjob.cli.options import (
     AUTO,
@@ -39,8 +39,7 @@ _OUTCOMES = {
 }
 
 
-@click.command("submit", cls=JobCommand)
-@job_file_options()
+@job_command("submit")
 @image_option
 @build_option
 @onto_option

@@ -114,11 +114,11 @@ def _grouped(usages: Iterable[Usage], by: str, label: str | None = None) -> _Gro
 
 
 def _sum(many: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
-    every: dict[Use, float] = {}
+    total: dict[Use, float] = defaultdict(float)
     for seconds in many:
         for use, value in seconds.items():
-            every[use] = every.get(use, 0.0) + value
-    return every
+            total[use] += value
+    return total
 
 
 def _show(groups: _Groups, price: float | None) -> None:

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tarfile
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,15 +88,12 @@ def pack_code(
     findings: list[Secret] = []
     packed = 0
 
-    def scanned(file: File) -> Iterator[bytes]:
+    def counted(file: File) -> Iterator[bytes]:
         nonlocal packed
-        scanner = SecretScanner(file.name)
-        for block in _blocks(file):
-            scanner.feed(block)
+        for block in _scanned(file, findings):
             packed += len(block)
             progress(packed, context.size)
             yield block
-        findings.extend(scanner.finish())
 
     def members() -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:
         yield from _runtime_members(alone=alone)
@@ -105,7 +103,7 @@ def pack_code(
             yield entry(f"{app}/{_OPAQUE}", 0o644), ()
         for file in context.entries:
             has_content = stat.S_ISREG(file.state.st_mode)
-            yield _member(f"{app}/{file.name}", file), scanned(file) if has_content else ()
+            yield _member(f"{app}/{file.name}", file), counted(file) if has_content else ()
 
     layer = write_layer(members())
     return CodeLayer(layer.content, layer.diff_id, tuple(findings))
@@ -116,11 +114,17 @@ def find_secrets(context: Context) -> list[Secret]:
     findings: list[Secret] = []
     for file in context.entries:
         if stat.S_ISREG(file.state.st_mode):
-            scanner = SecretScanner(file.name)
-            for block in _blocks(file):
-                scanner.feed(block)
-            findings.extend(scanner.finish())
+            deque(_scanned(file, findings), 0)
     return findings
+
+
+def _scanned(file: File, findings: list[Secret]) -> Iterator[bytes]:
+    """The content of a file; at its end what looks like a credential in it is found."""
+    scanner = SecretScanner(file.name)
+    for block in _blocks(file):
+        scanner.feed(block)
+        yield block
+    findings.extend(scanner.finish())
 
 
 def _runtime_members(*, alone: bool) -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:

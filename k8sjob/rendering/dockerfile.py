@@ -116,13 +116,14 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
     script = spec.run.script
     if script is None or not (local or spec.builds_image):
         return
-    shown = "." if isinstance(spec.image, str) else spec.image.context
-    context, name = folder / shown, script.removeprefix(f"{WORKDIR}/")
+    context, name = folder / spec.code_folder, script.removeprefix(f"{WORKDIR}/")
     if not spec.builds_image and name.startswith("/"):
         return
     inside = not name.startswith("/")  # an absolute path of this machine is none in the image
     if not inside or not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
-        message = f"{script!r} is not in the context {shown!r}, from which the image is built"
+        message = (
+            f"{script!r} is not in the context {spec.code_folder!r}, from which the image is built"
+        )
         step = "write a path inside it, or set image.context"
         if not spec.builds_image:
             message = (

@@ -273,6 +273,11 @@ class JobSpec(Part, HasCard):
         return self.image.repository if isinstance(self.image, Image) else self.image
 
     @property
+    def code_folder(self) -> str:
+        """The folder with the code (image.context), relative to that of the job.yaml."""
+        return self.image.context if isinstance(self.image, Image) else "."
+
+    @property
     def checkpoint_volume(self) -> Volume | None:
         """The volume that checkpoint.dir lies on, the innermost of them; None: on none."""
         if self.checkpoint is None:

@@ -30,10 +30,15 @@ def tied():
 @pytest.fixture(params=["full", "sharded"])
 def folder(request, tmp_path):
     """The checkpoints of steps 1 and 2."""
+    return save(tmp_path, request.param)
+
+
+def save(tmp_path, form):
+    """The folder with the checkpoints of steps 1 and 2, in that form."""
     folder, model = tmp_path / "saved", tied()
     group = Group(dist_env({}), "gloo", torch.device("cpu"))
     reporter = Reporter(active=False, events=False)
-    saves = Checkpointer(Checkpoints(folder), group, reporter, form=request.param)
+    saves = Checkpointer(Checkpoints(folder), group, reporter, form=form)
     for step in (1, 2):
         with torch.no_grad():
             model[1].bias.fill_(step)
@@ -54,7 +59,7 @@ def fits(weights, step):
     assert torch.equal(model[0].weight, tied()[0].weight)
 
 
-def test_the_checkpoints_of_a_job_on_this_machine(k8sjob, folder, tmp_path, monkeypatch):
+def test_the_newest_checkpoint_of_a_job_on_this_machine(k8sjob, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(
         "name: tiny\nimage: x/y:1\nrun: {command: [python, main.py]}\n"
@@ -64,30 +69,29 @@ def test_the_checkpoints_of_a_job_on_this_machine(k8sjob, folder, tmp_path, monk
         "import os, shutil, sys\n"
         "target = os.environ['K8SJOB_CHECKPOINT_DIR']\n"
         "if 'NONE' not in os.environ:\n"
-        f"    shutil.copytree({str(folder)!r}, target, dirs_exist_ok=True)\n"
+        f"    shutil.copytree({str(save(tmp_path, 'full'))!r}, target, dirs_exist_ok=True)\n"
     )
     monkeypatch.setenv("NONE", "1")
     assert k8sjob("run").code == 0
     assert "set checkpoint.dir in its job.yaml, or name an earlier" in k8sjob("export", "tiny").err
     monkeypatch.delenv("NONE")
     assert k8sjob("run").code == 0
-    done = k8sjob("export", "local/tiny", "-o", tmp_path / "out.pt")
-    assert done.code == 0, done.err
-    fits(torch.load(tmp_path / "out.pt", weights_only=True), 2)
+    target = tmp_path / "out.pt"
+    done = k8sjob("export", "local/tiny", "-o", target)
+    assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
+    fits(torch.load(target, weights_only=True), 2)
     for unknown in ("other", "blue/other", "saved/step-9.pt"):
         done = k8sjob("export", unknown)
         assert done.code == 1
         assert f"{unknown}: no such checkpoint, and no such job on this machine" in done.err
 
 
-def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
+def test_an_existing_file_is_an_error_of_the_command(k8sjob, tmp_path):
     target = tmp_path / "out.pt"
-    done = k8sjob("export", folder, "-o", target)
-    assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
-    fits(torch.load(target, weights_only=True), 2)
-    again = k8sjob("export", folder, "-o", target)
+    target.touch()
+    done = k8sjob("export", save(tmp_path, "full"), "-o", target)
     hint = "specify another file with -o, or replace it with --force"
-    assert again == (1, "", f"error: {target} exists; {hint}\n")
+    assert done == (1, "", f"error: {target} exists; {hint}\n")
 
 
 def take(source, target, *, everything=False, force=False):

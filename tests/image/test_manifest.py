@@ -109,11 +109,9 @@ def test_a_config_that_does_not_fit_its_manifest(appended, rootfs):
     [
         (b"[" * 100_000, "not a JSON object"),
         ({"schemaVersion": 1, "mediaType": f"{DOCKER}.distribution.manifest.v1+json"}, "too old"),
-        ({"mediaType": manifest.OCI_MANIFEST}, "its manifest has no config or no layers"),
         (image_manifest(layers={}), "its manifest has no config or no layers"),
         (image_manifest(layers=[7]), "None is not a digest; the image is broken"),
         (image_manifest(layers=[{"digest": DIGEST, "size": -1}]), "has the size -1"),
-        (image_manifest(layers=[{"digest": DIGEST, "size": "7"}]), "has the size '7'"),
     ],
 )
 def test_what_is_no_image(content, message):
@@ -134,11 +132,9 @@ def entry(platform, digit):
         (["linux/arm64"], None, 0),
         (["linux/arm64/v8", "linux/amd64"], None, 1),
         (["linux/arm64/v8", "linux/amd64"], "linux/arm64", 0),
-        (["linux/arm/v6", "linux/arm/v7"], "linux/arm/v7", 1),
         (["unknown/unknown", "linux/arm64"], None, 1),
         (["linux/amd64", "linux/amd64"], None, 0),
         (["linux/arm64", "windows/amd64"], None, None),
-        (["linux/arm64"], "linux/arm", None),
         ([], None, None),
         (["linux/arm64\nbuilt: all", "linux/arm64"], None, 1),
         (["linux\r/amd64", "linux/amd64/\x1b[2J", "linux/" + "a" * 999], None, None),
@@ -175,13 +171,9 @@ def test_a_platform_in_a_config_begins_no_line():
     [
         ("python", DEFAULT_REGISTRY, "library/python", "latest", ENDPOINT),
         ("python:3.12-slim", DEFAULT_REGISTRY, "library/python", "3.12-slim", ENDPOINT),
-        ("team/x", DEFAULT_REGISTRY, "team/x", "latest", ENDPOINT),
-        (f"{DEFAULT_REGISTRY}/python", DEFAULT_REGISTRY, "library/python", "latest", ENDPOINT),
         (f"index.{DEFAULT_REGISTRY}/team/x", DEFAULT_REGISTRY, "team/x", "latest", ENDPOINT),
         (f"{ENDPOINT}/team/x:1", DEFAULT_REGISTRY, "team/x", "1", ENDPOINT),
-        ("localhost/x", "localhost", "x", "latest", "localhost"),
         ("localhost:5000/a/b/c:1", "localhost:5000", "a/b/c", "1", "localhost:5000"),
-        ("reg.example/x@" + DIGEST, "reg.example", "x", DIGEST, "reg.example"),
         ("reg.example:5000/x:tag@" + DIGEST, "reg.example:5000", "x", DIGEST, "reg.example:5000"),
     ],
 )

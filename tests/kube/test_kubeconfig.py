@@ -48,9 +48,6 @@ def test_the_current_context(write):
     assert (way.context, way.server, way.namespace) == ("one", "https://one:6443", "team")
     assert way.files == tuple(files)
     assert access(namespace="other").namespace == "other"
-
-
-def test_a_context_without_a_namespace_means_default(write):
     write(config())
     assert access().namespace == "default"
 

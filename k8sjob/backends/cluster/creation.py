@@ -15,7 +15,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
-from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
+from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
@@ -70,41 +70,7 @@ class Creation:
             meta = {"uid": Object(stored).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 self.transport.request("PATCH", where, body={"metadata": meta})
-        self._give_way(ref, created)
         return JobRef.of(created)
-
-    def _give_way(self, ref: JobRef, created: Job) -> None:
-        """Remove a job again if, when it was created, a job of another kind had its name.
-
-        Two clients may see a free name at the same time, and no server refuses the same name of
-        another kind. Each of them looks at the cluster as it was at its own creation, so that of
-        any number exactly the first one stays.
-
-        Raises:
-            JobExists: it was removed.
-        """
-        then = {
-            "fieldSelector": f"metadata.name={ref.name}",
-            "resourceVersion": str(created.metadata.get("resourceVersion")),
-            # The namespace as it was at this creation: the other client sees its own moment, so one
-            # of the two sees the other's job and the first sees nothing.
-            "resourceVersionMatch": "Exact",
-        }
-        for target in TARGETS:
-            if target is created.target:
-                continue
-            namesakes: list[Json] = []
-            with suppress(ApiError):  # the kind is not served, or may not be read
-                where = job_path(target, ref.namespace)
-                namesakes = self.transport.request("GET", where, query=then).get("items") or []
-            if any(is_ours(raw) or target.job(raw).is_training for raw in namesakes):
-                with suppress(ApiError):
-                    self.delete_job(created.target, JobRef.of(created))
-                raise JobExists(
-                    f"{ref} already exists: another client created a {target.kind} of that name a"
-                    f" moment earlier, so the new {ref.kind} was removed again; replace the other"
-                    " one, or submit under a generated name"
-                )
 
     def delete_job(self, target: Target, ref: JobRef) -> None:
         """Delete a job of a kind, if the ref has a uid only that one, in the background.
@@ -200,24 +166,20 @@ class Creation:
                 answer = self.transport.request("POST", where, query=_STRICT, body=job.raw)
                 return replace(job, raw=answer)
             except ApiError as error:
-                seconds = time.monotonic() - begun
-                # The webhook's controller may not know the companion object yet.
-                if companion and companion.is_missed(error.detail):
-                    if seconds > _CUT_OFF_SECONDS:
-                        raise
-                    time.sleep(_LOOK_SECONDS)
-                    continue
                 if error.reason == "AlreadyExists":
-                    if lost:  # a request without an answer may have created it
-                        answer = self.transport.request("GET", f"{where}/{ref.name}")
-                        stored = without_managed_fields(answer)
-                        if same_manifest(stored, job.raw):
-                            return replace(job, raw=stored)
-                    raise _exists(ref) from error
-                if not _is_unavailable(error) or seconds > SUBMIT_SECONDS:
+                    # Our own, if the answer to an earlier attempt was lost.
+                    stored = self.transport.request("GET", f"{where}/{ref.name}") if lost else {}
+                    if not same_manifest(stored, job.raw):
+                        raise _exists(ref) from error
+                    return replace(job, raw=without_managed_fields(stored))
+                # The webhook's controller may not know the companion object yet.
+                missed = companion is not None and companion.is_missed(error.detail)
+                longest = _CUT_OFF_SECONDS if missed else SUBMIT_SECONDS
+                waits = missed or _is_unavailable(error)
+                if not waits or time.monotonic() - begun > longest:
                     raise
-                lost = True
-                time.sleep(1)
+                lost = lost or not missed
+                time.sleep(_LOOK_SECONDS if missed else 1)
 
     def dry_run(self, job: Job, *, name_free: bool = False) -> Job:
         """The job that the server would store, with its defaults; nothing is stored.

@@ -93,14 +93,14 @@ class ClusterFacts:
     target: Target = DEFAULT
     job: Job | None = None
 
-    def one(self, question: str) -> Json | None:
+    def object(self, question: str) -> Json | None:
         """The object; None if there is none, or it may not be read."""
         answer = self.answers.get(question)
         return None if isinstance(answer, ApiError) else answer
 
     def items(self, question: str) -> list[Json] | None:
         """The objects of a list; None if they may not be read."""
-        answer = self.one(question)
+        answer = self.object(question)
         return None if answer is None else list(answer.get("items") or ())
 
     def error(self, question: str) -> ApiError | None:
@@ -111,7 +111,7 @@ class ClusterFacts:
     @property
     def kueue_manages(self) -> bool | None:
         """Whether Kueue manages jobs of the kind, by a dry run; None: that is not known."""
-        if answer := self.one("queue dry run"):
+        if answer := self.object("queue dry run"):
             return self.target.job(answer).suspended
         error, companion = self.error("queue dry run"), self.target.companion
         if error is None or not self.target.kueue_patch:

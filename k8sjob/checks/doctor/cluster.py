@@ -40,7 +40,7 @@ def namespace(facts: ClusterFacts) -> Iterator[Finding]:
 
 def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the namespace's pod security level admits the job's and the operator's Pods."""
-    namespace = facts.one("namespace")
+    namespace = facts.object("namespace")
     if namespace is None:
         if not facts.missing("namespace"):
             message = f"unknown: you cannot read the labels of {facts.namespace}"
@@ -110,7 +110,7 @@ def storage(facts: ClusterFacts) -> Iterator[Finding]:
 
 def pull_secrets(facts: ClusterFacts) -> Iterator[Finding]:
     """The pull secrets that Pods of the default service account get."""
-    account = facts.one("service account")
+    account = facts.object("service account")
     if account is None:
         return
     names = [secret.get("name", "") for secret in account.get("imagePullSecrets") or ()]

@@ -31,8 +31,8 @@ _LONG_SLEEP: Final = 1.0
 def crd(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
-    resources = (facts.one("jobs api") or {}).get("resources") or ()
-    has_fallback = facts.one("other api") is not None
+    resources = (facts.object("jobs api") or {}).get("resources") or ()
+    has_fallback = facts.object("other api") is not None
     if any(resource.get("name") == target.resource for resource in resources):
         unused = f"; {_FALLBACK.controller.name} is also served, but not used"
         beside = unused if has_fallback else ""
@@ -62,7 +62,7 @@ def webhook(facts: ClusterFacts) -> Iterator[Finding]:
     answer = error.detail if error else ""
     if answered := _own_webhook(facts, answer):
         yield fine("webhook", f"answers: {answered} refused an invalid job")
-    elif error is None and facts.one("bad dry run") is not None:
+    elif error is None and facts.object("bad dry run") is not None:
         yield warning(
             "webhook",
             f"an invalid job was accepted: {_registered(facts)}",
@@ -111,7 +111,7 @@ def dry_run(facts: ClusterFacts) -> Iterator[Finding]:
     job = "a minimal job" if facts.job is None else "the job"
     error = facts.error("dry run")
     if error is None:
-        if facts.one("dry run") is not None:
+        if facts.object("dry run") is not None:
             yield fine("dry-run", f"{job} is accepted in {facts.namespace}; nothing was created")
         return
     if (beside := facts.target.companion) and beside.is_missed(error.detail):
@@ -181,7 +181,7 @@ def _deployment(manifest: Json, labels: str) -> Finding:
 
 def init_image(facts: ClusterFacts) -> Iterator[Finding]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
-    if facts.one("jobs api") is None or not facts.target.pods.init_container:
+    if facts.object("jobs api") is None or not facts.target.pods.init_container:
         return
     controller = facts.target.controller
     step = (

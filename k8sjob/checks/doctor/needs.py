@@ -51,7 +51,7 @@ def named_objects(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.job is None:
         return
     named = references(facts.job)
-    present = [reference for reference in named if facts.one(str(reference)) is not None]
+    present = [reference for reference in named if facts.object(str(reference)) is not None]
     absent = [reference for reference in named if facts.missing(str(reference))]
     groups = _groups(facts)
     kueue = groups is None or _KUEUE in groups
@@ -82,7 +82,7 @@ def queue(facts: ClusterFacts) -> Iterator[Finding]:
     if groups is not None and _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
-    local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
+    local, cluster = facts.object(f"queue {name}"), facts.object("cluster queue")
     findings: list[Finding] = []
     if managed is False:
         text = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
@@ -114,7 +114,7 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
         yield problem("queue", reason, step)
     if not cluster:
         return
-    namespace = facts.one("namespace")
+    namespace = facts.object("namespace")
     if namespace and not selects(cluster, Object(namespace).labels):
         yield problem(
             "queue",
@@ -157,7 +157,7 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _groups(facts: ClusterFacts) -> set[str] | None:
     """The API groups that the cluster serves; None if that is not known."""
-    apis = facts.one("apis") or {}
+    apis = facts.object("apis") or {}
     if apis.get("kind") != "APIGroupList":
         return None
     return {group.get("name", "") for group in apis.get("groups") or ()}
@@ -173,7 +173,7 @@ def _missing(reference: ObjectReference, namespace: str) -> Finding:
 
 
 def _claim(pvc: ObjectReference, facts: ClusterFacts) -> Iterator[Finding]:
-    claim = facts.one(str(pvc)) or {}
+    claim = facts.object(str(pvc)) or {}
     if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{pvc} has lost its volume", "have the volume restored")
     modes = set(at_path(claim, "spec", "accessModes") or ())

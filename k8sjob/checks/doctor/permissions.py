@@ -195,7 +195,7 @@ def server(facts: ClusterFacts) -> Iterator[Finding]:
     if error is not None:
         yield problem("server", f"{where}: {error.detail}", _login_step(error))
         return
-    version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
+    version = (facts.object("version") or {}).get("gitVersion", "of unknown version")
     message = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
     if facts.seconds > _SLOW:
         yield warning("server", message, "check the network between here and the cluster")

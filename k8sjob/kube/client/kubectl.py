@@ -12,10 +12,8 @@ import os
 import re
 import selectors
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -74,16 +72,6 @@ _MOST_OF_ERROR: Final = 1 << 16
 """Characters of an error that are read."""
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
-_DIE_WITH_PARENT: Final = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):  # else it is too late for the signal
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Becomes kubectl, which the kernel then ends together with the thread that reads it.
-
-A separate process: a fork of a program with threads may run no Python before its exec.
-"""
 
 
 class KubectlTransport:
@@ -99,9 +87,9 @@ class KubectlTransport:
         if access.files:
             self._argv += ["--context", access.context]
             self._env["KUBECONFIG"] = access.kubeconfig
-        self._streams: set[subprocess.Popen[bytes]] = set()
+        self._processes: set[subprocess.Popen[bytes]] = set()
         # Threads that read a stream may be cut off by the end of this program.
-        weakref.finalize(self, _end, self._streams)
+        weakref.finalize(self, _end, self._processes)
 
     def request(
         self,
@@ -146,7 +134,7 @@ class KubectlTransport:
         argv = ["get", "--raw", with_query(path, query)]
         # A file and not a pipe: nobody reads stderr while the stream runs, and a full pipe would
         # stop kubectl.
-        with tempfile.TemporaryFile() as stderr, self._started(argv, stderr) as process:
+        with tempfile.TemporaryFile() as stderr, self._process(argv, stderr) as process:
             yield from lines(self._pieces(process, idle, stop))
             if stop and stop.is_set():
                 return
@@ -180,7 +168,7 @@ class KubectlTransport:
             # A file again: the body cannot block this process while kubectl is still at its login.
             stdin.write(b"" if body is None else json.dumps(body).encode())
             stdin.seek(0)
-            with self._process([*self._argv, *argv], stdin=stdin, stderr=stderr) as process:
+            with self._process(argv, stderr, stdin) as process:
                 try:
                     # The first limit is for silence, the second for the whole answer.
                     printed = body_of(self._pieces(process, timeout, None), timeout)
@@ -198,32 +186,13 @@ class KubectlTransport:
         return logged if log else printed
 
     @contextmanager
-    def _started(self, argv: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-        """A kubectl that prints until it is ended."""
-        argv = [*self._argv, *argv]
-        # A killed k8sjob (SIGKILL) runs no `finally`, and kubectl would watch on until its timeout.
-        # Other systems have no signal for that.
-        if sys.platform == "linux":
-            program = shutil.which(argv[0])
-            if program is None:
-                raise self._not_startable("No such file or directory")
-            tied = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
-            argv = [*tied, program, *argv[1:]]
-        with self._process(argv, stdin=subprocess.DEVNULL, stderr=stderr) as process:
-            self._streams.add(process)
-            try:
-                yield process
-            finally:
-                self._streams.discard(process)
-
-    @contextmanager
     def _process(
-        self, argv: Sequence[str], *, stdin: int | IO[bytes], stderr: IO[bytes]
+        self, argv: Sequence[str], stderr: IO[bytes], stdin: int | IO[bytes] = subprocess.DEVNULL
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that is ended, with all that it has started, when the block is left."""
+        """A kubectl that is ended, with all that it has started, when the block is left."""
         try:
             process = subprocess.Popen(
-                argv,
+                [*self._argv, *argv],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -231,11 +200,16 @@ class KubectlTransport:
                 start_new_session=True,  # Ctrl-C is for k8sjob, which ends it then
             )
         except OSError as error:
-            raise self._not_startable(error.strerror) from None
+            raise BackendError(
+                f"{self._argv[0]} cannot be started ({error.strerror})",
+                "install kubectl, or pip install 'k8sjob[cluster]'",
+            ) from None
         with process:
+            self._processes.add(process)
             try:
                 yield process
             finally:
+                self._processes.discard(process)
                 _kill(process)
 
     def _pieces(
@@ -264,12 +238,6 @@ class KubectlTransport:
                     raise self._access.unreachable("it does not respond in time")
 
     # --- errors -----------------------------------------------------------------------------------
-
-    def _not_startable(self, why: str | None) -> BackendError:
-        return BackendError(
-            f"{self._argv[0]} cannot be started ({why})",
-            "install kubectl, or pip install 'k8sjob[cluster]'",
-        )
 
     def _error(self, stderr: str) -> ApiError:
         """The error that kubectl printed."""

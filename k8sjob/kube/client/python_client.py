@@ -23,7 +23,7 @@ from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer
 from k8sjob.kube.json_text import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     import urllib3
 
@@ -73,10 +73,9 @@ class PythonTransport:
             "Content-Type": MERGE_PATCH if method == "PATCH" else "application/json",
         }
         content = None if body is None else json.dumps(body).encode()
-        send = partial(self._send, method, with_query(path, query), headers, content, timeout)
         # A redirect (3xx) is not followed, and counts as a refusal: the credentials are for this
         # server alone.
-        answer = self._answer(send)
+        answer = self._answer(method, with_query(path, query), headers, content, timeout)
         data = self._body(answer)
         if answer.status >= 300:
             raise self._refused(answer.status, data)
@@ -94,10 +93,7 @@ class PythonTransport:
         stop: threading.Event | None = None,
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
-        headers = {"Accept": "*/*"}
-        answer = self._answer(
-            partial(self._send, "GET", with_query(path, query), headers, None, idle)
-        )
+        answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
         try:
             with self._network_errors(stop), _ended_by(stop, answer):
                 if answer.status >= 300:
@@ -111,19 +107,19 @@ class PythonTransport:
 
     # --- one answer -------------------------------------------------------------------------------
 
-    def _answer(self, send: Callable[[], urllib3.BaseHTTPResponse]) -> urllib3.BaseHTTPResponse:
-        """Repeats a request when Retry-After says so, and once with credentials read again."""
+    def _answer(self, *request: Any) -> urllib3.BaseHTTPResponse:
+        """The answer to a request (see _send), repeated after a 401 and as Retry-After says."""
         # The client reads a token's file, and runs a plugin, when the kubeconfig is loaded. A 401
         # may mean that the credentials have been renewed on disk since.
         renewed = False
         for tries_left in reversed(range(BUSY_TRIES)):
-            answer = send()
+            answer = self._send(*request)
             if answer.status == 401 and not renewed:
                 renewed = True
                 answer.close()
                 with self._lock:
                     self._settings, self._pool = self._load()
-                answer = send()
+                answer = self._send(*request)
             # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
             # cannot complete the request now (ServerTimeout).
             wait = answer.headers.get("Retry-After", "")
