@@ -15,11 +15,14 @@ import sys
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ranks
 
 from k8sjob.contract import RuntimeConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE = Path(__file__).resolve()
 BATCH, STEPS, RANKS = 8, 3, 2
@@ -138,17 +141,38 @@ def rank(names: list[str]) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile
 
     from k8sjob import runtime
-    from k8sjob.fitting.meter import allocated_peak
 
-    found = {}
+    peaks = {}
     with runtime.session() as job:
         if job.device.type == "cuda":
             return {name: on_gpu(job, name) for name in names}
         for name in names:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 train(job, name, BATCH)
-            found[name] = allocated_peak(profiler.profiler.kineto_results.experimental_event_tree())
-    return found
+            peaks[name] = allocated(profiler.profiler.kineto_results.experimental_event_tree())
+    return peaks
+
+
+def allocated(roots: Iterable[Any]) -> int:
+    """The most bytes at a time in a profiler's tree of events."""
+    changes: list[tuple[int, int, int]] = []
+    nodes = [(root, False) for root in roots]
+    while nodes:
+        node, copies = nodes.pop()
+        copies = copies or node.name.startswith(("c10d::", "gloo:"))  # NCCL makes no such copies
+        if node.name == "[memory]":
+            size = 0 if copies else node.extra_fields.alloc_size
+            changes.append((node.start_time_ns, node.extra_fields.ptr, size))
+        nodes += [(child, copies) for child in node.children]
+    live: dict[int, int] = {}
+    held = most = 0
+    for _, address, size in sorted(changes):
+        held -= live.pop(address, 0)
+        if size > 0:
+            live[address] = size
+            held += size
+        most = max(most, held)
+    return most
 
 
 def on_gpu(job: Any, name: str) -> int:
@@ -167,7 +191,6 @@ def on_gpu(job: Any, name: str) -> int:
 def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
     """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
     from k8sjob.fitting.estimate import fit
-    from k8sjob.forking.forks import Forks
     from k8sjob.spec import JobSpec
 
     kinds = STRATEGIES[:world]  # one rank has nothing to divide
@@ -177,25 +200,18 @@ def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dic
         config = RuntimeConfig(strategy=kind).encode()
         each = ranks.results(HERE, "rank", *names, world=world, K8SJOB_CONFIG=config)
         real[kind] = {name: max(one[name] for one in each) for name in names}
-    with Forks() as forks:
-        for name in names:
-            spec = {
-                "name": "fit",
-                "image": "none",
-                "run": {"script": HERE.name, "args": ["one", name]},
+    for name in names:
+        spec = {"name": "fit", "image": "none", "run": {"script": HERE.name, "args": ["one", name]}}
+        spec["replicas"] = {"workers": 0, "nproc_per_node": world}
+        estimate = fit(JobSpec.model_validate(spec), batch_sizes=[batch], folder=HERE.parent)
+        for row in (row for row in estimate["rows"] if row["strategy"] in kinds):
+            kind, peak = row["strategy"], real[row["strategy"]][name]
+            table[kind][name] = {
+                **row["parts"],
+                "estimate": row["peak"],
+                "measured": peak,
+                "ratio": row["peak"] / peak,
             }
-            spec["replicas"] = {"workers": 0, "nproc_per_node": world}
-            found = fit(
-                JobSpec.model_validate(spec), batch_sizes=[batch], folder=HERE.parent, forks=forks
-            )
-            for row in (row for row in found["rows"] if row["strategy"] in kinds):
-                kind, peak = row["strategy"], real[row["strategy"]][name]
-                table[kind][name] = {
-                    **row["parts"],
-                    "estimate": row["peak"],
-                    "measured": peak,
-                    "ratio": row["peak"] / peak,
-                }
     return table
 
 
