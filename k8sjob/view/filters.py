@@ -76,13 +76,10 @@ class _Block:
     """A traceback that is being written.
 
     Attributes:
-        written: when its last line was.
-        users: of one whose first lines were shown already: whether a frame of the user's was
-            among them; else None.
+        written: when its last line was, by the clock of Errors.
     """
 
     written: float
-    users: bool | None = None
     lines: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
@@ -98,13 +95,13 @@ class Errors:
         self, clock: Callable[[], float] = time.monotonic, *, verbose: bool = False
     ) -> None:
         self._clock, self._verbose = clock, verbose
+        # (replica, rank or None for lines without one) -> the traceback that it is writing
         self._open: dict[tuple[str, str | None], _Block] = {}
-        self._broken: dict[tuple[str, str | None], bool] = {}
         self._raised = dict[str, None]()
-        self._first: dict[str, str] = {}
-        self._named = set[str]()
+        self._first: dict[str, str] = {}  # the words of an error -> the replica that wrote it first
+        self._named = set[str]()  # replicas that a note names: their agents' lines add nothing
         self._out: list[Event] = []
-        self._alike: dict[str, list[str]] = {}
+        self._alike: dict[str, list[str]] = {}  # a replica -> those with the same error since
 
     def take(self, events: Iterable[Event]) -> Sequence[Event]:
         """The events to show now; to be called several times a second, with none too."""
@@ -115,13 +112,11 @@ class Errors:
 
     def rest(self) -> Sequence[Event]:
         """The output that is still held back, at the end."""
-        return self._closed(list(self._open), last=True)
+        return self._closed(list(self._open))
 
-    def _closed(
-        self, complete: Iterable[tuple[str, str | None]], *, last: bool = False
-    ) -> list[Event]:
+    def _closed(self, complete: Iterable[tuple[str, str | None]]) -> list[Event]:
         for key in complete:
-            self._close(key, last=last)
+            self._close(key)
         notes = [_alike(names, first) for first, names in self._alike.items()]
         shown, self._out, self._alike = self._out + notes, [], {}
         return shown
@@ -133,16 +128,15 @@ class Errors:
         key = event.replica, rank
         block = self._open.get(key)
         fits = block and len(block.lines) < _MOST_LINES and len(written) <= _LONGEST_LINE
-        users = self._broken.pop(key, None) if event.kind == EventKind.LOG else None
-        starts = not block and (line == _HEAD or users is not None)
-        if event.kind == EventKind.LOG and (fits or starts):
-            block = self._open.setdefault(key, _Block(self._clock(), users))
+        if event.kind == EventKind.LOG and (fits or (not block and line == _HEAD)):
+            block = self._open.setdefault(key, _Block(self._clock()))
             block.written = self._clock()
             block.lines.append(line)
             block.events.append(event)
             if rank is None and line != _HEAD and not _is_in_frame(line):  # the error itself
                 self._close(key)
             return
+        # Another line of the replica: what it wrote before is shown first, so that the order stays.
         for replica, process in list(self._open):
             if replica == event.replica or not event.replica:
                 self._close((replica, process))
@@ -167,8 +161,8 @@ class Errors:
         error = next((error for error in beginnings if end[len(error) :][:1] in {"", " ", ","}), "")
         self._out.append(replace(event, data={**event.data, REPEATS: error}) if error else event)
 
-    def _close(self, key: tuple[str, str | None], *, last: bool = False) -> None:
-        """Show a traceback as far as it has come; the rest may follow, unless it is complete."""
+    def _close(self, key: tuple[str, str | None]) -> None:
+        """Show a traceback as far as it has come."""
         block, (replica, rank) = self._open.pop(key), key
         words = "\n".join(block.lines)
         first = replica if rank is None else self._first_of(words, replica)
@@ -176,7 +170,7 @@ class Errors:
             self._named.add(replica)
             self._alike.setdefault(first, []).append(replica)
         else:
-            self._out += block.events if self._verbose else self._shortened(key, block, last=last)
+            self._out += block.events if self._verbose else self._shortened(rank, block)
 
     def _first_of(self, words: str, replica: str) -> str:
         """The replica that wrote these words first: this one, if none has."""
@@ -184,7 +178,7 @@ class Errors:
             self._first.clear()
         return self._first.setdefault(words, replica)
 
-    def _shortened(self, key: tuple[str, str | None], block: _Block, *, last: bool) -> list[Event]:
+    def _shortened(self, rank: str | None, block: _Block) -> list[Event]:
         """The lines of a traceback, with one for each run of library frames in place of these.
 
         A traceback without any frame of the user's stays whole.
@@ -192,7 +186,7 @@ class Errors:
         shown: list[Event] = []
         hidden: list[Event] = []
         libraries: Counter[str] = Counter()
-        rank, inside, users = key[1], block.users is not None, bool(block.users)
+        inside = users = False  # within the frames of a traceback; after a frame of the user's
         for line, event in zip(block.lines, block.events, strict=True):
             frame = _FRAME.fullmatch(line) if inside else None
             library = frame and _library(frame["file"])
@@ -209,11 +203,7 @@ class Errors:
             if inside and not in_frame and line.strip() and len(self._raised) < _MOST_LINES:
                 self._raised[_MODULE.sub("", line)] = None
             inside, users = (in_frame, users) if inside else (line == _HEAD, False)
-        if inside and not last:
-            self._broken[key] = users
-            if hidden and users:
-                return [*shown, _note(rank, hidden[0], libraries)]
-        return shown + hidden
+        return shown + hidden  # it broke off within a library: its last frames stay
 
 
 def _is_in_frame(line: str) -> bool:

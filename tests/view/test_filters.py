@@ -172,22 +172,6 @@ def test_two_ranks_may_write_at_once():
         assert mine == [f"[rank {rank}] {line}" for line in SHORT]
 
 
-def test_lines_of_others_may_come_between():
-    middle, end = TRACE[:4], TRACE[4:]
-    progress = Event(EventKind.PROGRESS, {"step": 1}, 0.0, "master-0")
-    shown = Errors()
-    events = [*by_rank(0, middle, "master-0"), log("loss 1"), progress]
-    events += [*by_rank(0, end, "master-0"), log(END)]
-    found = [*shown.take(events), *shown.rest()]
-    texts = [one.data["text"] for one in found if one.kind == EventKind.LOG]
-    assert "loss 1" in texts
-    assert found[-1].data["repeats"] == ERROR.removeprefix("torch.")
-    assert not [text for text in texts if "site-packages" in text]
-    assert [text for text in texts if "main.py" in text] == [
-        f"[rank 0] {line}" for line in SHORT if "main.py" in line
-    ]
-
-
 LIKE_A_LIBRARY = ['  File "/home/me/k8sjob/runtime/train.py", line 1, in f', "    f()"]
 LIKE_A_LIBRARY += ['  File "/home/me/lib/python/torch/x.py", line 1, in g', "    g()"]
 
