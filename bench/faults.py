@@ -37,7 +37,8 @@ from cluster.bed import Bed  # noqa: E402 - of the tests
 from k8sjob.backends.api import JobRef  # noqa: E402 - after the path
 from k8sjob.backends.cluster import connect  # noqa: E402 - the same
 from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
-from k8sjob.observe.status import JobState, job_status  # noqa: E402 - the same
+from k8sjob.observe.status import job_status  # noqa: E402 - the same
+from k8sjob.targets.api import JobState  # noqa: E402 - the same
 from k8sjob.targets.jobs import job_of, replica_of  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"

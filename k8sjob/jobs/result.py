@@ -201,6 +201,7 @@ def _newest(folder: Path | None, reported: str) -> PurePath | None:
         return PurePosixPath(reported) if folder is None else Path(reported)
     if folder is None:
         return None
+    # A script that saves by itself reports nothing.
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
     # The target of a link may be gone.
     return max(files, key=lambda file: file.lstat().st_mtime, default=None)

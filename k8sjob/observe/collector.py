@@ -161,6 +161,7 @@ class Collector:
 
     def _look_at(self, job: _Job, ref: JobRef) -> None:
         """Send the messages that are due about a job, and record it if anything is new."""
+        # Every job is reported at a start; only the records say what an earlier collector did.
         if job.recorded is None and self._is_recorded(ref):
             job.is_complete = True  # by an earlier collector
             return
@@ -168,6 +169,7 @@ class Collector:
         try:
             snapshot = self._backend.snapshot(ref)
         except JobNotFound:
+            # Its last object is that of the watch; its Pods may still be there for some seconds.
             snapshot = _deleted(self._backend.snapshot_of(job_of(job.newest)))
             is_gone = True
             if job.recorded and (job.has_ended or not snapshot.pods):
@@ -181,6 +183,8 @@ class Collector:
                 self._send(
                     snapshot, Occasion.STALLED, f"makes no progress: {_part(event.data['message'])}"
                 )
+        # A job that runs is recorded now and then, since nobody knows when it will be deleted; its
+        # end is recorded at once.
         has_ended = status.state.finished or snapshot.job.deleting
         may_wait = not has_ended and time.monotonic() - job.recorded_at < _AGAIN_SECONDS
         if (news := _news(status)) != job.recorded and not may_wait:
@@ -191,6 +195,7 @@ class Collector:
                 self._outage.clear()
                 self._report("records can be kept again")
             self._report(f"{ref} {status.state}: {path}")
+        # After the job's end its Pods end, and their last state belongs to the record.
         if is_gone or (status.state.finished and not any(Pod(pod).live for pod in snapshot.pods)):
             job.is_complete = True
 
@@ -221,7 +226,9 @@ class Collector:
         ref = JobRef.of(snapshot.job)
         if self._webhook is None or occasion not in occasions:
             return
-        if self._records.mark(ref, occasion):  # before it is sent: none is ever sent twice
+        # Marked before it is sent, so that none is ever sent twice; kept, so that a collector that
+        # ends meanwhile sends it at its next start.
+        if self._records.mark(ref, occasion):
             name, message = f"{ref.uid}.{occasion}", f"{ref} {text}"
             self._keep(name, message)
             self._queue(self._webhook, name, message)

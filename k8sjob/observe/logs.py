@@ -88,6 +88,8 @@ def _followed(
     since: datetime | None,
     tail: int | None,
 ) -> Iterator[LogLine]:
+    # First the last lines of all replicas, merged by time; then each is followed from its own end.
+    # The time alone does not say where that is, as several lines may have the same: see _End.
     ends: dict[str, _End] = {}
 
     def end(replica: str) -> _End:
@@ -215,7 +217,7 @@ class _End:
     def __init__(self, lines: Iterable[LogLine], count: int) -> None:
         self.lines = deque[LogLine](maxlen=max(count, 0))
         self.stamp = ""  # of the last line, given or not
-        self._ties = 0
+        self._ties = 0  # lines with that stamp: several may have the same
         for line in lines:
             self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
             self.stamp = line.timestamp

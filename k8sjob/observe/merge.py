@@ -67,7 +67,7 @@ class Merge(Generic[T]):
         except queue.Empty:
             return None
         if room:
-            room.release()
+            room.release()  # its thread may put the next item
         if isinstance(item, Ended):
             self.open.discard(item.source)
         return item
@@ -89,6 +89,7 @@ class Merge(Generic[T]):
         self._put(Ended(name, error), None)
 
     def _put(self, item: T | Ended, room: threading.Semaphore | None) -> None:
+        # Both waits end now and then, to notice that the reader has left.
         while room and not room.acquire(timeout=_POLL_SECONDS):
             if self._stop.is_set():
                 return

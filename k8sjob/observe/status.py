@@ -111,10 +111,11 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.QUEUED
     if job.deleting and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
+    # A very short training is over before its controller has counted a ready Pod.
     if state is JobState.CREATED and any(
         Pod(pod).terminated.get("exitCode") == 0 for pod in snapshot.pods
     ):
-        state = JobState.RUNNING  # a Pod that ends is unready before it is counted
+        state = JobState.RUNNING
     started, finished = job.times()
     # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
     creations: Counter[str] = Counter()  # of Pods, by the name of the replica
@@ -123,6 +124,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     for replica, event in job.created_pods(snapshot.events):
         if since and event_time(event) < since - _CREATED_BEFORE:
             continue
+        # Kubernetes counts repeated Events in `series` (events.k8s.io/v1) or in `count`.
         creations[replica] += Object(event).part("series").get("count") or event.get("count") or 1
     replicas = tuple(_replica(Pod(pod), creations) for pod in snapshot.pods)
     return JobStatus(
@@ -207,6 +209,8 @@ def _wait(pod: Pod) -> tuple[bool, str, str, int]:
     """Whether the Pod waits, for what, the message, and the init containers' restarts."""
     status = pod.status
     placed = pod.condition("PodScheduled")
+    # What keeps a Pod from starting, in the order of its life: a node, then each init container,
+    # then its own container.
     if pod.live and placed.false:
         return True, placed.reason, placed.message, 0
     inits: Sequence[Json] = status.get("initContainerStatuses") or []
@@ -217,6 +221,7 @@ def _wait(pod: Pod) -> tuple[bool, str, str, int]:
             continue
         waiting = Object(init).part("state", "waiting")
         why = waiting.get("reason", "")
+        # "PodInitializing" says only that it is its turn.
         why = why if why and why != "PodInitializing" else ended.get("reason", "")
         return (
             pod.live,
@@ -224,6 +229,7 @@ def _wait(pod: Pod) -> tuple[bool, str, str, int]:
             waiting.get("message") or ended.get("message", ""),
             int(init.get("restartCount", 0)),
         )
+    # A container that ended in a Pod that lives will be started again.
     waiting = pod.container.part("state", "waiting")
     if not pod.live or not (waiting or pod.terminated):
         return False, "", "", 0

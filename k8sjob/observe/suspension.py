@@ -52,6 +52,7 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
     if not condition.since or not created:
         return None
     begun, since = created.timestamp(), condition.since.timestamp()
+    # The generation is 1 at first; each change of the spec, as a suspension or a resume, adds one.
     changes = job.metadata.get("generation", 0) - 1
     if condition.true:
         if changes == 0 or since <= begun + _SETTLING:
@@ -64,6 +65,7 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
     evicted = workload.condition("Evicted") if workload else None
     if changes == 1 or (evicted is not None and not evicted):
         return Suspension(begun, since, first=True)
+    # "SuccessfulDelete" and "SuccessfulDeletePod": what controllers say when they stop its Pods.
     stopped = [
         at
         for event in snapshot.events

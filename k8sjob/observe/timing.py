@@ -255,6 +255,7 @@ def timing(
     paused = _ended_pause(snapshot, related)
     if paused and not paused.first:
         begin, since = paused.begin or paused.end, "suspension" if paused.begin else "resume"
+    # Of an elastic job any replica may have rank 0.
     # The replica of rank 0, as its output shows; else the first one that has any.
     reached = {name: (times.step is None, times.met is None) for name, times in outputs.items()}
     first = min(reached, key=reached.__getitem__, default="")
@@ -358,7 +359,8 @@ def _marks(
     states = product(("state", "lastState"), ("running", "terminated"))
     starts = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
     starts += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
-    begun = [at for at in starts if at]  # 0: it could not be started
+    # A container that could not be started has "started" at 0, in 1970.
+    begun = [at for at in starts if at]
     in_time = [at for at in begun if at <= before + _ROUNDING]
     started = max(in_time, default=min(begun, default=None))
 
@@ -407,6 +409,7 @@ def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], fl
         joined.append(mark.phase)
         if mark.end is None:
             continue
+        # An end before the one before it: the clocks differ, unless rounding explains it.
         behind = max(behind, before - mark.end - mark.end.is_integer() * _ROUNDING)
         end = max(before, mark.end)
         name, exact = "+".join(dict.fromkeys(joined)), not (before.is_integer() or end.is_integer())

@@ -322,6 +322,8 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         until = sessions[number + 1].begin if not last else max(now, session.end)
         end = session.end if not last or ended else until
         if not session.reports:
+            # A script that logs numbers, or never joins, runs; one whose other starts report steps,
+            # or that joined and did not get to its first step, was still starting.
             starting = any(start.reports for start in sessions) or (
                 session.joined and not session.logs
             )
@@ -329,6 +331,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
             yield _Span(session.begin, runs, Use.STARTING)
             yield _Span(runs, until, Use.RUNNING)
             continue
+        # What a later start reports again was done in vain here.
         first = session.reports[0]
         resumed = (later.reports[0].position for later in sessions[number + 1 :] if later.reports)
         done_again = min(resumed, default=None)
@@ -337,6 +340,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
             lost = done_again is not None and report.position >= done_again
             use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waited or 0.0)
             yield _Span(before.time, report.time, use, waits, report.slowest)
+        # After the last report: the end of the script, a stall, or a last step that was lost.
         newest = session.reports[-1]
         if session.finished is not None:
             yield _Span(newest.time, session.finished, Use.TRAINING)

@@ -71,6 +71,7 @@ _QUEUE: Final = frozenset({Cause.QUEUED, Cause.NO_QUEUE})
 _LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
 """What the kubelet puts before a message that the replica's own state has too."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
+# Exit codes of replicas that end because another one failed, or that did what was asked of them.
 _CONSEQUENCES: Final = frozenset({0, ExitCode.PEER_LOST, ExitCode.STOPPED})
 
 
@@ -98,6 +99,7 @@ def watch(
     """
     watcher = _Watcher(Stalled(patience, backend.related), recorded=backend.recorded)
     with Merge[Snapshot | LogLine]() as merge:
+        # Each source has a thread of its own, this generator is the only reader.
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
         merge.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
         readers = _Readers(backend, ref, merge) if logs else None
@@ -159,14 +161,14 @@ class _Watcher:
         self._stalled, self._recorded = stalled, recorded
         self._error: Exception | None = None
         self._newest: tuple[Snapshot, JobStatus] | None = None  # and the status that it shows
-        self._pods: dict[str, Json] = {}
+        self._pods: dict[str, Json] = {}  # the last of each replica that was not being deleted
         self._reported_job: object = None
         self._reported_replicas: dict[str, object] = {}
         self._reported_warnings: set[object] = set()
         self._tails: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=TAIL_LINES))
         self._ended_at: float | None = None
         self._last_line_at = 0.0
-        self._end_stamp = ""
+        self._end_stamp = ""  # by this machine's clock; lines with a later one are not waited for
         self._deleted = False
 
     def settled(self, sources: set[str], last: Snapshot | LogLine | Ended | None) -> bool:
@@ -179,6 +181,7 @@ class _Watcher:
         """
         if self._ended_at is None:
             return False
+        # All sources of lines are at their end; "" is that of the objects.
         if not sources - {""}:
             return True
         if last is None or (isinstance(last, LogLine) and last.timestamp > self._end_stamp):
@@ -230,9 +233,10 @@ class _Watcher:
                     f"{ref} is gone; `k8sjob list` shows the existing ones"
                 )
             if ended.error and failed:
+                # A record that stops before the job's end still has the output up to then.
                 if not self._recorded:
                     raise ended.error
-                self._error = ended.error  # after the output that the record has
+                self._error = ended.error
                 self._end_stamp = datetime.now(UTC).isoformat()
             self._deleted = self._ended_at is None and not failed
             self._ended_at = self._ended_at or time.monotonic()
@@ -296,6 +300,8 @@ class _Watcher:
         for event in snapshot.events:
             if event.get("type") != "Warning" or event.get("reason") in _REASONS_IN_STATE:
                 continue
+            # Pods of many replicas fail alike: without the Pod's name and UIDs their messages are
+            # the same.
             about, message = Object(event).part("involvedObject"), event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
             replica = job.replica_named(pod)
@@ -393,12 +399,13 @@ class Stalled:
         """A WARNING for each problem that has lasted for long enough; may be called at any time."""
         if now - self._looked < self._patience / 5:
             return
+        # A diagnosis of a large job takes a while, and this is called ten times a second.
         self._looked = now
         related: Sequence[Json] = ()
         patience = self._patience
         waits = {key for key in self._reported if key[0] in _QUEUE}
         if status.state is not JobState.QUEUED:
-            self._reported -= waits
+            self._reported -= waits  # it may be queued again, for another reason
         elif self._related:
             if waits:
                 return  # it costs requests, and may take days
@@ -441,8 +448,8 @@ def watch_all(
     Raises:
         BackendError: the jobs cannot be read any more.
     """
-    reported: dict[str, int] = {}
-    synced = False
+    reported: dict[str, int] = {}  # uid -> a hash of what was reported; of thousands of jobs
+    synced = False  # whether the list that was there before the watch is complete
     lost_at = 0.0
     for change in changes:
         match change.kind:

@@ -92,7 +92,7 @@ class Webhook:
         """Send what waits, for some seconds at most; the rest remains kept."""
         self._closing.set()
         with suppress(Full):
-            self._waiting.put_nowait(None)
+            self._waiting.put_nowait(None)  # wakes the thread, where nothing waits to be sent
         self._thread.join(patience)
 
     def _send_all(self) -> None:
@@ -106,6 +106,7 @@ class Webhook:
         """Send a message or report why not; False: there is no time to wait, and it is kept."""
         for pause in (*_PAUSES, None):
             try:
+                # Before the request: a process that ends within it must not send it again.
                 drop()
                 self._send(message[:_MOST_CHARACTERS].translate(_MARKUP))
             except _NotSentError as error:

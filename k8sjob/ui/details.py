@@ -69,6 +69,7 @@ class JobNews:
         It has `job` and `training` as they are now, `replicas` (those that changed, by name),
         `points` (see _points), `lines` of output, and `events` as sentences.
         """
+        # `names` is a dict, as it keeps the order of the replicas.
         summary, lines, listed, names = self._summary, [], [], dict[str, None]()
         for event in events:
             summary.add(event)

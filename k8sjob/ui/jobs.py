@@ -172,6 +172,8 @@ class Jobs:
             self.closed.wait(RETRY_SECONDS)
 
     def _take(self, changes: Iterable[CollectionChange], backend: ClusterBackend) -> None:
+        # The jobs of this watch's first list; None once it is complete. A watch that is opened
+        # again lists all jobs, and what is not among them is gone.
         listed: set[str] | None = set()
         for change in changes:
             match change.kind:
@@ -186,7 +188,7 @@ class Jobs:
                 case Kind.SYNCED:
                     self._unread.discard(CLUSTER)
                     self.problems.pop(CLUSTER, None)
-                    if listed is not None:  # what was there before the watch began, and is gone
+                    if listed is not None:
                         self._keep(CLUSTER, listed)
                     listed = None
                 case Kind.LOST:
@@ -210,6 +212,7 @@ class Jobs:
                 for entry in running
                 if (progress := progress_by_job.get(entry.ref))
             }
+            # Reading took seconds: a job may have changed, or have gone, meanwhile.
             for entry in running:
                 with self._lock:
                     if now_there := self._entries.get(entry.key):

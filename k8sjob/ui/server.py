@@ -125,7 +125,7 @@ class RequestGuard:
             token = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(token.encode(), self._token.encode()):
                 return 401, "the token is missing; open the address that `k8sjob ui` printed"
-            scope["auth"] = "token"
+            scope["auth"] = "token"  # see _Connection.is_in_use
         if method == "POST" and self._read_only:
             return 403, "`k8sjob ui --read-only` changes nothing"
         return 0, ""
@@ -240,6 +240,8 @@ class Page:
                 self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
 
     def _stream(self, lines: _Stream) -> Response:
+        # Each open stream occupies a thread while it waits for events; one thread stays free to
+        # close the others.
         if self._streams.borrowed_tokens >= _STREAMS - 1:
             return _error(503, "too many pages are open; close some")
         return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
@@ -256,7 +258,7 @@ def _events(entry: JobEntry, closed: threading.Event) -> _Stream:
                 yield _encoded("news", plain(news.after(batch)))
             elif time.monotonic() - sent_at > _BEAT_SECONDS:
                 yield ":\n\n"
-            else:
+            else:  # an empty batch comes ten times a second
                 continue
             sent_at = time.monotonic()
     except K8sJobError as error:

@@ -84,6 +84,7 @@ def follow(
     ):
         answered = 0
 
+        # A job on this machine must not end because `| head` has read enough.
         def write(shown: Callable[[], object]) -> None:
             try:
                 shown()
@@ -100,6 +101,7 @@ def follow(
             write(partial(view.show, batch))
             for event in batch:
                 on_event(event)
+            # Interrupts are counted by a signal handler, and acted on between two batches.
             while answered < interrupts.count:
                 answered += 1
                 answer = interrupted(answered)

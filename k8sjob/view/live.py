@@ -191,6 +191,7 @@ class Region:
         width = self._console.width
         if above is None and frame == self._frame and width == self._width:
             return
+        # From here on the terminal is written to: the cursor goes back to the region's first line.
         back = self._back(width)
         if above is None and width == self._width:
             # Written over, not erased first: there is nothing to flicker.

@@ -76,7 +76,7 @@ class PlainView:
             else:
                 starts = event.kind in {EventKind.STARTING, EventKind.STARTED}
                 line = (self._start(event) if starts else None) or self._printer.line(event)
-            if event.kind == EventKind.METRICS:
+            if event.kind == EventKind.METRICS:  # the line of an epoch says the same
                 self._progress_shown = event.time
             if line is not None:
                 self._out.write(line.plain + "\n")
