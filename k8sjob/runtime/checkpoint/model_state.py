@@ -158,16 +158,11 @@ class StageState:
         # The stages of the first copy of the model stand for those of all copies.
         if mesh.data_rank > 0:
             return {}
-        mine = on_host(self.parts(optimizer))
+        mine, first = on_host(self.parts(optimizer)), mesh.model_rank == 0
         stages: list[Any] = [None] * mesh.model_size
-        if mesh.model_size == 1:
-            stages = [mine]
-        else:
-            first = mesh.model_rank == 0
-            ranks = mesh.process_group("model")
-            dist.gather_object(mine, stages if first else None, group=ranks)
-            if not first:
-                return {}
+        dist.gather_object(mine, stages if first else None, group=mesh.process_group("model"))
+        if not first:
+            return {}
         weights = {name: value for stage in stages for name, value in stage["model"].items()}
         states = [stage["optimizer"]["state"] for stage in stages]
         state = {number: value for stage_state in states for number, value in stage_state.items()}

@@ -96,7 +96,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         clip=partial(clip_gradients, ranks=mesh.process_group("model"), sharded=True),
         capture=partial(whole.capture, mesh),
         parts=whole.parts,
-        sharded=len(stages) > 1,
+        sharded=True,  # a pipeline has two stages at least
         restore=whole.restore,
         ready=check_groups,
         counts=last,
