@@ -33,7 +33,7 @@ from k8sjob.targets.api import JobState, LocalReason
 from k8sjob.targets.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
-    from k8sjob.targets.lifecycle import Replica
+    from k8sjob.targets.local_replica import Replica
 
 TICK_SECONDS: Final = 0.05
 CLEAN_UP_DELAY: Final = 5.0
