@@ -161,10 +161,8 @@ def requirements_text(path: Path) -> str:
         return path.read_text(encoding="utf-16" if is_wide else "utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ImageError(
-            f"image.requirements: {path} cannot be read: {reason}; specify a file inside the"
-            " context"
-        ) from None
+        message = f"image.requirements: {path} cannot be read: {reason}"
+        raise ImageError(message, "specify a file inside the context") from None
 
 
 def requirement_lines(text: str) -> Iterator[tuple[int, str]]:

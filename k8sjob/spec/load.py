@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -166,8 +165,5 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
         if error.source or str(path) == "-":
             raise
         document = _document(path)
-        problems = []
-        for problem in error.findings:
-            line, column = document.place(problem.path) if problem.path else (0, 0)
-            problems.append(replace(problem, line=line, column=column))
+        problems = [document.placed(fault) if fault.path else fault for fault in error.findings]
         raise without_places(SpecError(problems, document.source), changes, document) from None

@@ -116,10 +116,10 @@ class ManifestJob:
         """The object as a job."""
         return self.target.job(self.data)
 
-    def at(self, path: FieldPath, message: str) -> Finding:
+    def at(self, path: FieldPath, message: str, next_step: str = "") -> Finding:
         """A finding at a field, or at the nearest thing around it."""
         line, column = self.place(path)
-        return Finding("", message, line=line, column=column)
+        return Finding("", message, next_step, line=line, column=column)
 
     def step(self, manifest: str, spec: str) -> str:
         """The next step in the words of the file that the user edits."""

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -23,6 +23,8 @@ from k8sjob.findings import FieldPath, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from k8sjob.findings import Finding
 
 JOB_FILE: Final = "job.yaml"
 """The name of a job's file in its folder."""
@@ -113,9 +115,12 @@ class Document:
 
     def refuse(self, path: FieldPath, message: str, next_step: str) -> SpecError:
         """The error that says this of one field."""
-        line, column = self.place(path)
-        problem = invalid(path, message, next_step, line=line, column=column)
-        return SpecError([problem], self.source)
+        return SpecError([self.placed(invalid(path, message, next_step))], self.source)
+
+    def placed(self, finding: Finding) -> Finding:
+        """The finding with the place of its field."""
+        line, column = self.place(finding.path)
+        return replace(finding, line=line, column=column)
 
 
 class _Refused(yaml.MarkedYAMLError):

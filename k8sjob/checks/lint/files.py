@@ -138,11 +138,10 @@ def _invalid(error: SpecError, source: str, document: Document | None = None) ->
     findings = []
     for problem in error.findings:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
-        line, column = problem.line, problem.column
-        if document and problem.field and not line:
-            line, column = document.place(problem.path)
         finding = replace(problem, message=message, source=source)
-        findings.append(replace(finding, line=line or 1, column=column or 1))
+        if document and problem.path and not problem.line:
+            finding = document.placed(finding)
+        findings.append(replace(finding, line=finding.line or 1, column=finding.column or 1))
     return findings
 
 

@@ -27,7 +27,7 @@ _MAX_NAME: Final = 63
 def _rejected_by_webhook(job: ManifestJob) -> Iterator[Finding]:
     """The training operator's admission webhook refuses the object, so nothing is created."""
     for problem in job.refusals:
-        yield job.at(problem.path, f"{problem.field}: {problem.text}")
+        yield job.at(problem.path, f"{problem.field}: {problem.message}", problem.next_step)
 
 
 @RULES.error
