@@ -64,7 +64,6 @@ class Instance:
         started: whether this instance exists: there is a file of its output.
         leaving: whether the Pod is being deleted.
         created: when the Pod was created, RFC 3339.
-        previous_to: when the instance before it ended, RFC 3339; empty if that is not known.
     """
 
     pod: str
@@ -75,13 +74,12 @@ class Instance:
     started: bool
     leaving: bool
     created: str
-    previous_to: str = ""
 
     @classmethod
     def of(cls, raw: Json) -> Instance:
         """The instance that a Pod shows."""
         pod = Pod(raw)
-        states, before = pod.container.part("state"), pod.terminated_before
+        states = pod.container.part("state")
         state = next((kind for kind in ("running", "terminated") if kind in states), "waiting")
         if state == "running" and not pod.live:
             state = "terminated"  # evicted, or its node is lost
@@ -92,10 +90,9 @@ class Instance:
             number=pod.restarts,
             state=state,
             # Waiting with a last state: that is the newest instance, ended, and its file exists.
-            started=state != "waiting" or bool(before),
+            started=state != "waiting" or bool(pod.terminated_before),
             leaving=pod.deleting,
             created=pod.created,
-            previous_to=before.get("finishedAt") or "",
         )
 
     @property

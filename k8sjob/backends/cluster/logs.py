@@ -252,9 +252,7 @@ class _Output:
             if lost and not self._quiet:
                 yield self.gap(now, self._missing(lost))
         if now.number > self.number:
-            # All of it is older than --since.
-            unwanted = self._quiet and now.previous_to and now.previous_to < self.since
-            complete = self.drained or unwanted or (yield from self.read(now, before=True))
+            complete = self.drained or (yield from self.read(now, before=True))
             if not (complete or self.whole or self._quiet):
                 yield self.gap(now, self._missing(range(self.number, now.number)))
             self.number, self.whole, self.drained = now.number, False, False
