@@ -13,7 +13,7 @@ from k8sjob.html_card import card, draw_cards_with
 from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
 from k8sjob.jobs.result import RunResult, deleted, read_reached, result
 from k8sjob.jobs.run import run_plan
-from k8sjob.jobs.submit import push_code, submit_plan
+from k8sjob.jobs.submit import for_namespace, push_code, submit_plan
 from k8sjob.observe.findings import findings
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.view.cards import card_of
@@ -274,6 +274,7 @@ def submit(
         spec, folder, image=image, namespace=namespace, generate_name=generate_name
     )
     cluster = backend or connect(context=context, namespace=planned.spec.namespace or namespace)
+    planned = for_namespace(planned, cluster)
     dry = dry_run == "server"
     if spec.builds_image and image is None:
         planned, _ = push_code(spec, planned, cluster, dry_run=dry, build=_build if build else None)

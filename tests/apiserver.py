@@ -24,6 +24,7 @@ class Apiserver(Cluster):
         pods: the Pods, of all namespaces.
         missing: namespaces that are not there.
         namespaces: those that are listed.
+        annotations: of each namespace.
         refusals: codes by "resource/name" of objects that a job names, as 404 or 403.
         lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
             0: pods stay.
@@ -41,6 +42,7 @@ class Apiserver(Cluster):
         self.before = lambda _word: None
         self.missing = set()
         self.namespaces = ()
+        self.annotations = {}
         self.refusals = {}
         self.nodes = []
         self.lingers = 0
@@ -54,6 +56,8 @@ class Apiserver(Cluster):
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if not rest and namespace in self.missing:
             return status(404, "NotFound", f'namespaces "{namespace}" not found')
+        if namespace and not rest and method == "GET":
+            return {"metadata": {"name": namespace, "annotations": self.annotations}}
         if code := self.refusals.get("/".join(rest)):
             return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
         if rest[:1] != [JOBS]:

@@ -15,7 +15,7 @@ from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.environment import no_colors
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
-from k8sjob.jobs.submit import compare, push_code
+from k8sjob.jobs.submit import compare, for_namespace, push_code
 from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
         with job.located():
             plan = plan_submission(spec, job.folder, image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
+        with job.located():
+            plan = for_namespace(plan, backend)
         if spec.builds_image and image is None:
             from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - see push_code
 

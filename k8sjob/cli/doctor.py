@@ -20,8 +20,9 @@ from k8sjob.cli.output import document
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.findings import Finding, Severity
+from k8sjob.jobs.plan import plan_job
+from k8sjob.jobs.submit import for_namespace
 from k8sjob.kube.objects import Object
-from k8sjob.rendering import manifest
 from k8sjob.sanitize import safe_line
 from k8sjob.targets.jobs import DEFAULT, by_name
 from k8sjob.view.views import console_for
@@ -82,14 +83,15 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
 def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str | None) -> Report:
     namespace = place.namespace or (spec.namespace if spec else None)
     try:
-        transport = place.connect(namespace).transport
+        backend = place.connect(namespace)
     except BackendError as error:
         # A kubeconfig that cannot be used is a result of doctor, as the packages that are missing
         # are.
         step = error.next_step or "correct the kubeconfig"
         refusal = problem("kubeconfig", error.message, step)
         return Report([*client(machine, place.client), refusal])
-    job = manifest(spec) if spec else None
+    transport = backend.transport
+    job = for_namespace(plan_job(spec), backend).job if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)

@@ -23,7 +23,7 @@ from k8sjob.cli.options import (
 from k8sjob.cli.output import document, line, print_status, text, warn
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
-from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
+from k8sjob.jobs.submit import Outcome, Submitted, for_namespace, push_code, submit_plan
 from k8sjob.rendering import check_script
 from k8sjob.yamldoc import dump
 
@@ -118,6 +118,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         _show_plan(plan, place, output)
         return 0
     backend = place.connect(plan.spec.namespace)
+    with job.located():
+        plan = for_namespace(plan, backend)
     if spec.builds_image and image is None:
         options = {"onto": onto, "dry_run": dry_run is not None}
         with job.located():

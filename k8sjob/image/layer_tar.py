@@ -65,11 +65,11 @@ def entry(
 ) -> tarfile.TarInfo:
     """The header of a file, a folder or a link, without times and the names of owners.
 
-    The name is relative to the root of the image; user and group have the owner's number.
+    The name is relative to the root of the image; the owner is a user's number, the group is 0.
     """
     member = tarfile.TarInfo(name)
     member.mode, member.size, member.type = mode, size, kind
-    member.uid = member.gid = owner
+    member.uid = owner
     return member
 
 

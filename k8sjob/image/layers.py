@@ -146,7 +146,8 @@ def _runtime_members(*, alone: bool) -> Iterator[tuple[tarfile.TarInfo, Iterable
 
 
 def _folder(name: str, owner: int = 0) -> tarfile.TarInfo:
-    return entry(name, 0o755, owner, kind=tarfile.DIRTYPE)
+    # A user whose number the cluster chooses, as OpenShift does, is in group 0.
+    return entry(name, 0o775 if owner else 0o755, owner, kind=tarfile.DIRTYPE)
 
 
 def _member(name: str, file: File, owner: int = IMAGE_UID) -> tarfile.TarInfo:

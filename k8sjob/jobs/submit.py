@@ -18,7 +18,10 @@ from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
+from k8sjob.kube.api_resources import path
+from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
+from k8sjob.kube.openshift import AllowedIds
 from k8sjob.observe.findings import keep_record_of
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
@@ -60,6 +63,27 @@ class Submitted:
 
     ref: JobRef
     outcome: Outcome
+
+
+def for_namespace(plan: Plan, backend: ClusterBackend) -> Plan:
+    """The plan as its namespace requires it, where the job says nothing of its security.
+
+    In OpenShift each namespace chooses the user and the group of its Pods, and refuses the ids
+    that a job has by default. A namespace that cannot be read changes nothing.
+
+    Raises:
+        SpecError: the job has fields that no such namespace allows.
+        BackendError: the cluster cannot be reached.
+    """
+    if plan.spec.security is not None:
+        return plan
+    try:
+        namespace = backend.transport.request("GET", path("namespaces", name=backend.namespace))
+    except ApiError:
+        return plan
+    if not AllowedIds.of(namespace):
+        return plan
+    return plan_job(plan.spec.with_(security="openshift"), plan.folder, image=plan.image)
 
 
 def push_code(

@@ -248,6 +248,7 @@ def dockerfile(spec: JobSpec) -> str:
         runtime_source=RUNTIME_SOURCE,
         compiled=spec.uses_agent,  # a base for run.command may have an older Python, or none
         command=[*command, *args],
+        any_user=spec.security == "openshift",
     )
 
 
@@ -270,6 +271,7 @@ def _below(image: Image, base: str) -> dict[str, Any]:
         "ca_secret": _CA,
         "pip_secret": _PIP_CONF,
         "user": f"{IMAGE_UID}:{IMAGE_UID}",
+        "owner": f"{IMAGE_UID}:0",
         "home": HOME,
         "passwd_pattern": [f"^[^:]*:[^:]*:{IMAGE_UID}:"],
         "passwd_line": [f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],

@@ -104,7 +104,7 @@ def manifest(
         spec.overlay,
         spec.pod_template,
         image_is_built=spec.builds_image,
-        restricted=spec.security == "restricted",
+        restricted=spec.restricted,
     )
 
 
@@ -175,7 +175,7 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
     from k8sjob.spec.replicas import SHM_VOLUME  # noqa: PLC0415 - as in _volumes
 
     command, args = container_argv(spec)
-    restricted = spec.security == "restricted"
+    restricted, chosen = spec.restricted, spec.security == "openshift"
     image_part = None if isinstance(spec.image, str) else spec.image
     queued = {QUEUE: spec.kueue_queue, PRIORITY: spec.kueue_priority_class}
     queued = {label: value for label, value in queued.items() if value is not None}
@@ -192,21 +192,35 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "process_apart": False,
         "command": [literal(word) for word in command],
         "args": [literal(word) for word in args],
-        "env": {name: literal(value) for name, value in container_env(spec).items()},
+        "env": {
+            name: literal(value) for name, value in (_home(spec) | container_env(spec)).items()
+        },
         "port_name": PORT_NAME,
         "port": DEFAULT_PORT,
         "restricted": restricted,
         # For the whole pod only with a number: the operator's init container is root's otherwise,
         # and the kubelet would not start it.
-        "run_as": IMAGE_UID if spec.builds_image else None,
+        "run_as": IMAGE_UID if spec.builds_image and not chosen else None,
         # A claim belongs to root when it is new: without the group a non-root user cannot write.
-        "fs_group": IMAGE_UID if restricted or spec.builds_image else None,
+        # OpenShift sets a group of the namespace's, and refuses any other.
+        "fs_group": IMAGE_UID if (restricted or spec.builds_image) and not chosen else None,
         "pull_policy": image_part.pull_policy if image_part else None,
         "pull_secrets": list(dict.fromkeys(image_part.pull_secrets)) if image_part else [],
         "node_selector": _node_selector(spec, image_part.platform if image_part else None),
         "shm_volume": SHM_VOLUME,
         "volumes": _volumes(spec),
     }
+
+
+def _home(spec: JobSpec) -> dict[str, str]:
+    """A home and a name for a user that the cluster chooses, where the image is not k8sjob's.
+
+    The user is not in the image's /etc/passwd, so HOME would be "/", where it cannot write the
+    caches of Hugging Face or matplotlib, and torch looks up a name for its compiled kernels.
+    """
+    if spec.security != "openshift" or spec.builds_image:
+        return {}
+    return {"HOME": "/tmp", "USER": "k8sjob"}  # noqa: S108 - in a container of its own
 
 
 def _volumes(spec: JobSpec) -> list[Volume]:

@@ -163,10 +163,12 @@ class JobSpec(Part, HasCard):
     gang: Gang | None = doc(
         "Schedule all pods at once; null: one by one.", {"scheduler": "volcano"}, default=None
     )
-    security: Literal["default", "restricted"] = doc(
-        "restricted: containers comply with Kubernetes' Pod Security Standard of that name.",
+    security: Literal["default", "restricted", "openshift"] | None = doc(
+        "restricted: containers comply with Kubernetes' Pod Security Standard of that name;"
+        " openshift: and name no user or group, which the cluster chooses; null: openshift where"
+        " the namespace has ids of OpenShift's when it is submitted, else default.",
         "restricted",
-        default="default",
+        default=None,
     )
     policy: Policy = doc("Restarts, clean-up, deadlines.", {"max_restarts": 3}, default=Policy())
     pod_template: FreeJson = doc(
@@ -285,6 +287,11 @@ class JobSpec(Part, HasCard):
         folder = PurePosixPath(self.checkpoint.dir)
         around = [volume for volume in self.volumes if folder.is_relative_to(volume.mount)]
         return max(around, key=lambda volume: len(volume.mount), default=None)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether its containers comply with the Pod Security Standard "restricted"."""
+        return self.security in {"restricted", "openshift"}
 
     @property
     def builds_image(self) -> bool:
@@ -451,9 +458,9 @@ def _volumes(spec: JobSpec) -> Iterator[Finding]:
 
 def _restricted(spec: JobSpec) -> Iterator[Finding]:
     """The fields that Kubernetes' Pod Security Standard "restricted" forbids."""
-    if spec.security != "restricted":
+    if not spec.restricted:
         return
-    forbidden = "which security: restricted forbids"
+    forbidden = f"which security: {spec.security} forbids"
     step = "remove it, or set security: default"
     if spec.host_network:
         yield invalid(("host_network",), f"true is the node's own network, {forbidden}", step)

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+IDS = ("uid-range", "supplemental-groups")
 MAIN = """
 import getpass, json, os, pathlib, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -43,3 +46,41 @@ def detail(desk):
     """What rank 0 has printed."""
     out, _ = desk.call("logs", "tiny", "-n", desk.namespace, "-r", "master-0")
     return next(json.loads(line) for line in out.splitlines() if line.startswith('{"ranks"'))
+
+
+CACHING = """
+import pathlib
+cache = pathlib.Path.home() / ".cache/huggingface/hub"
+cache.mkdir(parents=True)
+pathlib.Path("data/beside.txt").write_text("written")
+"""
+UID = 1000750000
+PROFILE = {"type": "RuntimeDefault"}
+
+
+@pytest.mark.parametrize("builds", [True, False], ids=["built", "finished"])
+def test_code_runs_as_the_user_that_a_namespace_of_openshift_chooses(desk, cluster, builds):
+    ranges = [f"openshift.io/sa.scc.{name}={UID}/10000" for name in IDS]
+    cluster.kubectl("annotate", "namespace", desk.namespace, *ranges)
+    (desk.folder / "main.py").write_text(CACHING + MAIN)
+    (desk.folder / "data").mkdir()
+    (desk.folder / "data/digits.csv").write_text("1,2\n")
+    code = {"repository": f"{cluster.registry}/pushed/chosen", "base": cluster.base_image}
+    fields = {
+        "run": {"script": "main.py"},
+        "resources": {"cpu": "100m", "memory": "300Mi"},
+        # OpenShift's admission adds these to a Pod that names none, and this cluster has it not.
+        "pod_template": {"spec": {"securityContext": {"fsGroup": UID, "runAsUser": UID}}},
+    }
+    job = desk.file(image=code, **fields)
+    reference, _ = desk.call("push", job)
+    if not builds:
+        job = desk.file(image=reference.strip(), **fields)
+    desk.call("submit", job, *(("--image", reference.strip()) if builds else ()), "--watch")
+    shown = detail(desk)
+    assert shown | {"files": []} == {
+        "ranks": 2, "uid": UID, "user": "k8sjob", "home": True, "cwd": "/app", "files": []
+    }  # fmt: skip
+    for pod in desk.objects("pods").values():
+        context = pod["spec"]["securityContext"]
+        assert context == {"fsGroup": UID, "runAsUser": UID, "seccompProfile": PROFILE}

@@ -64,19 +64,19 @@ def test_what_is_in_a_layer_of_code(code):
     (code / "away").symlink_to("/data/set")
     members = packed(code)
     expected = {
-        "app": (0o755, 1000, tarfile.DIRTYPE),
+        "app": (0o775, 1000, tarfile.DIRTYPE),
         "app/main.py": (0o644, 1000, tarfile.REGTYPE),
-        "app/pkg": (0o755, 1000, tarfile.DIRTYPE),
+        "app/pkg": (0o775, 1000, tarfile.DIRTYPE),
         "app/run.sh": (0o755, 1000, tarfile.REGTYPE),
         "app/link": (0o777, 1000, tarfile.SYMTYPE),
-        "home/k8sjob": (0o755, 1000, tarfile.DIRTYPE),
+        "home/k8sjob": (0o775, 1000, tarfile.DIRTYPE),
         "opt/k8sjob": (0o755, 0, tarfile.DIRTYPE),
         "opt/k8sjob/k8sjob/contract.py": (0o644, 0, tarfile.REGTYPE),
     }
     for name, (mode, owner, kind) in expected.items():
         member = members[name][0]
         found = (member.mode, member.uid, member.gid, member.type, member.mtime, member.uname)
-        assert found == (mode, owner, owner, kind, 0, ""), name
+        assert found == (mode, owner, 0, kind, 0, ""), name
     assert members["app/main.py"][1] == b"print('hello')\n"
     assert members["app/link"][0].linkname == "pkg/__init__.py"
     assert members["app/away"][0].linkname == "/data/set"

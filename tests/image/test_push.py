@@ -144,12 +144,12 @@ def test_buildah_runs_on_what_was_pushed(registry, base_image, pushed, code, bui
         )
         assert sorted(listed.stdout.splitlines()) == sorted(
             [
-                ". 755 1000:1000",
-                "./main.py 644 1000:1000",
+                ". 775 1000:0",
+                "./main.py 644 1000:0",
                 "./old.txt 644 0:0",
-                "./pkg 755 1000:1000",
-                "./pkg/__init__.py 644 1000:1000",
-                "./run.sh 755 1000:1000",
+                "./pkg 775 1000:0",
+                "./pkg/__init__.py 644 1000:0",
+                "./run.sh 755 1000:0",
             ]
         )
     finally:

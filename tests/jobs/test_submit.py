@@ -52,6 +52,29 @@ def test_a_job_is_made_by_one_post_after_a_strict_look(api, backend):
     assert stored(api)["spec"]["pytorchReplicaSpecs"].keys() == set(Role)
 
 
+IDS = {"openshift.io/sa.scc.uid-range": "1000750000/10000"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "security", "group"),
+    [(IDS, None, None), (IDS, "default", 1000), ({}, None, 1000), (IDS, "restricted", 1000)],
+)
+def test_a_namespace_of_openshift_chooses_the_ids(api, backend, annotations, security, group):
+    api.annotations = annotations
+    spec = SPEC.with_(image=BUILT, security=security)
+    submit(spec, image=DIGEST, backend=backend)
+    pod = stored(api)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert pod["securityContext"].get("fsGroup") == group
+
+
+def test_a_job_that_no_namespace_of_openshift_admits(api, backend):
+    api.annotations = IDS
+    with pytest.raises(SpecError) as raised:
+        submit(SPEC.with_(host_network=True), backend=backend)
+    assert [finding.field for finding in raised.value.findings] == ["host_network"]
+    assert not api.words
+
+
 def test_the_same_job_is_another_one_with_another_image(api, backend):
     sent(SPEC, backend)
     with pytest.raises(JobExists) as raised:

@@ -20,7 +20,7 @@ def test_dependencies_come_before_the_code(built):
         'COPY ["requirements.txt", "/opt/k8sjob/requirements.txt"]',
         "pip install --no-cache-dir -r /opt/k8sjob/requirements.txt",
         'COPY [".k8sjob", "/opt/k8sjob"]',
-        "COPY --chown=1000:1000 . /app",
+        "COPY --chown=1000:0 . /app",
         "USER 1000:1000",
         "CMD",
     ]

@@ -241,6 +241,12 @@ restricted, of another image, leaves the init container its user:
   Worker.pod.securityContext.runAsUser: null
   Worker.container.securityContext.runAsNonRoot: true
 
+openshift names no ids, which the namespace chooses:
+- {security: openshift, image: {repository: r/x, base: "python:3.12"}}
+- Worker.pod.securityContext: {seccompProfile: {type: RuntimeDefault}}
+  Worker.container.securityContext:
+    {runAsNonRoot: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+
 a built image may write to its claims:
 - image: {repository: r/x, base: "python:3.12"}
 - Master.pod.securityContext: {fsGroup: 1000, fsGroupChangePolicy: OnRootMismatch}

@@ -23,7 +23,7 @@ __all__ = ["Report", "examine", "examine_needs", "gather", "gather_needs"]
 
 _OF_AN_OPERATOR: Final = frozenset({controller.crd, controller.webhook, controller.operator})
 """Checks that say nothing if the controller is a part of every cluster."""
-_NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
+_NEEDS: Final = (needs.named_objects, needs.queue, needs.gang, cluster.user_ids)
 _CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[Finding]], ...]] = (
     permissions.permissions,
     controller.crd,

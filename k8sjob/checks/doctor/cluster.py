@@ -10,6 +10,7 @@ from k8sjob.checks.doctor.controller import flag, init_containers
 from k8sjob.contract import Role, counted
 from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
+from k8sjob.kube.openshift import AllowedIds
 from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
@@ -59,6 +60,24 @@ def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
         step = "set security: restricted in the job.yaml"
         yield problem("pod-security", f"{policy}, and the job's pods do not comply", step)
     yield _init_container(facts, policy)
+
+
+def user_ids(facts: ClusterFacts) -> Iterator[Finding]:
+    """Check that the job's Pods name no user and group that OpenShift's restricted-v2 refuses."""
+    ids = AllowedIds.of(facts.one("namespace") or {})
+    if ids is None or facts.job is None:
+        return
+    policy = f"{facts.namespace} chooses the ids of its pods: {ids}"
+    refused = dict.fromkeys(name for _, _, pod in pod_specs(facts.job) for name in ids.refused(pod))
+    if refused:
+        yield warning(
+            "pod-security",
+            f"{policy}; the job asks for {', '.join(refused)}",
+            "set security: openshift in the job.yaml, which names no ids; or name a service_account"
+            " that may use another security context constraint than restricted-v2",
+        )
+    else:
+        yield fine("pod-security", f"{policy}; the job fits")
 
 
 def _forbids_escalation(container: Json) -> bool:

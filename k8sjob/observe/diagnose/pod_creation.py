@@ -10,7 +10,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
-from k8sjob.kube.objects import Object, event_time, training
+from k8sjob.kube.objects import Object, containers, event_time, training
+from k8sjob.kube.openshift import AllowedIds
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
@@ -39,6 +40,15 @@ _REMAINING: Final = (
     "the job's container is restricted already: remove the field that the message names, such as a"
     " hostPath volume, a host port or another container's privileges"
 )
+_OPENSHIFT: Final = (
+    "set `security: openshift` in job.yaml (it names no user and no group); or, if the job needs"
+    " these, name a service_account that may use another constraint"
+)
+_ALLOWED: Final = (
+    "remove the field that the message names, or name a service_account that may use a constraint"
+    " that allows it"
+)
+_INVALID: Final = re.compile(r"Invalid value: [^:]{1,100}: ")
 _RULES: Final = load_rules("creation")
 
 
@@ -143,6 +153,35 @@ def _explain(facts: Facts, message: str) -> Explanation:
         namespace=facts.namespace,
         amounts=amounts,
         restricted=_restricted_step(facts, message),
+        constraint=_constraint(facts, message),
+        openshift=_OPENSHIFT if _names_ids(facts) else _ALLOWED,
+    )
+
+
+def _constraint(facts: Facts, message: str) -> str:
+    """What OpenShift's constraints that the job may use refuse, and the ids of the namespace.
+
+    The message lists all constraints of the cluster, most of which only others may use.
+    """
+    listed_constraints = message.partition(": [")[2].removesuffix("]").split(", provider ")
+    usable = [
+        _INVALID.sub("", constraint.removeprefix("provider "))
+        for constraint in listed_constraints
+        if "Forbidden: not usable by user or serviceaccount" not in constraint
+    ]
+    refusals = "; ".join(filter(None, usable)) or "its service account may use no constraint"
+    allowed = map(AllowedIds.of, facts.of_kind("Namespace"))
+    ids = next(filter(None, allowed), None)
+    return f"{refusals}; namespace {facts.namespace} allows {ids}" if ids else refusals
+
+
+def _names_ids(facts: Facts) -> bool:
+    """Whether the Pods name a user or a group, which a cluster with constraints chooses itself."""
+    fields = {"runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"}
+    return any(
+        fields & Object(holder).part("securityContext").keys()
+        for _, _, pod in pod_specs(facts.job)
+        for holder in (pod, *containers(pod))
     )
 
 
@@ -161,8 +200,8 @@ def _restricted_step(facts: Facts, message: str) -> str:
 
 def _is_restricted(facts: Facts) -> bool:
     """Whether the containers that train have what `security: restricted` gives them."""
-    containers = (training(spec.get("containers")) for _, _, spec in pod_specs(facts.job))
-    contexts = (Object(container).part("securityContext") for container in containers)
+    trainers = (training(spec.get("containers")) for _, _, spec in pod_specs(facts.job))
+    contexts = (Object(container).part("securityContext") for container in trainers)
     return all(context.get("allowPrivilegeEscalation") is False for context in contexts)
 
 

@@ -312,6 +312,31 @@ def test_a_job_that_names_nothing_costs_one_request(cluster, make_job):
     assert [path for _, path, *_ in cluster.asked] == ["/api/v1/namespaces/team"]
 
 
+OPENSHIFT = {
+    "openshift.io/sa.scc.uid-range": "1000750000/10000",
+    "openshift.io/sa.scc.supplemental-groups": "2000-2999,5000/10",
+}
+
+
+@pytest.mark.parametrize(
+    ("context", "refused_ids"),
+    [
+        ({}, ""),
+        ({"fsGroup": 2000, "runAsUser": 1000759999}, ""),
+        ({"fsGroup": 2001}, "fsGroup 2001"),
+        ({"fsGroup": 1000, "runAsUser": 1000}, "fsGroup 1000, runAsUser 1000"),
+        ({"runAsUser": 1000760000}, "runAsUser 1000760000"),
+    ],
+)
+def test_ids_that_a_namespace_of_openshift_refuses(cluster, make_job, context, refused_ids):
+    metadata = {"name": "team", "annotations": OPENSHIFT}
+    cluster.answers["/api/v1/namespaces/team"] = {"metadata": metadata}
+    job = job_of(make_job(securityContext=context))
+    findings = examine_needs(gather_needs(cluster, "team", job))
+    assert [finding.id for finding in findings] == ["pod-security"] * bool(refused_ids)
+    assert all(finding.message.endswith(f" asks for {refused_ids}") for finding in findings)
+
+
 @pytest.mark.parametrize("level", ["restricted", "baseline", ""])
 def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level):
     labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
