@@ -56,14 +56,12 @@ class Apiserver(Cluster):
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if not rest and namespace in self.missing:
             return status(404, "NotFound", f'namespaces "{namespace}" not found')
-        if namespace and not rest and method == "GET":
-            return {"metadata": {"name": namespace, "annotations": self.annotations}}
         if code := self.refusals.get("/".join(rest)):
             return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
         if rest[:1] != [JOBS]:
             if len(rest) > 1 and method == "GET":
                 return _missing(rest[1])
-            return self._listed(parts[-1])
+            return self._listed(parts[-1]) if rest else self._namespace(namespace)
         word = f"{method} dry" if "dryRun" in query else method
         self.words.append(word)
         answer = self.before(word)
@@ -79,6 +77,9 @@ class Apiserver(Cluster):
         self.jobs[namespace, name]["status"] = {
             "conditions": [{"type": condition, "status": "True", "reason": reason}]
         }
+
+    def _namespace(self, name):
+        return {"metadata": {"name": name, "annotations": self.annotations}}
 
     def _listed(self, resource):
         items = []
