@@ -61,7 +61,8 @@ class Apiserver(Cluster):
         if rest[:1] != [JOBS]:
             if len(rest) > 1 and method == "GET":
                 return _missing(rest[1])
-            return self._listed(parts[-1]) if rest else self._namespace(namespace)
+            listed = rest or namespace is None
+            return self._listed(parts[-1]) if listed else self._namespace(namespace)
         word = f"{method} dry" if "dryRun" in query else method
         self.words.append(word)
         answer = self.before(word)

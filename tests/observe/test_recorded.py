@@ -1,7 +1,7 @@
 """Snapshots of sick jobs, recorded from Kubernetes 1.34.4 with training operator 1.9.4, Kueue 0.19.
 
-tests/cluster/record.py records them; tests/cluster/test_why.py and test_kueue.py cause them anew; the
-texts of "openshift" are those of OpenShift's admission.
+tests/cluster/record.py records them; tests/cluster/test_why.py and test_kueue.py cause them anew.
+The texts of "openshift" are those of OpenShift's admission.
 """
 
 import json
