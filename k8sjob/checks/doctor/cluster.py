@@ -64,7 +64,7 @@ def pod_security(facts: ClusterFacts) -> Iterator[Finding]:
 
 def user_ids(facts: ClusterFacts) -> Iterator[Finding]:
     """Check that the job's Pods name no user and group that OpenShift's restricted-v2 refuses."""
-    ids = AllowedIds.of(facts.one("namespace") or {})
+    ids = AllowedIds.of(facts.object("namespace") or {})
     if ids is None or facts.job is None:
         return
     policy = f"{facts.namespace} chooses the ids of its pods: {ids}"
