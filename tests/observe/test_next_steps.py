@@ -55,11 +55,9 @@ def in_templates(seen, **fields):
 @pytest.mark.parametrize(
     ("volume", "restarts", "own"),
     [
-        ({"hostPath": {"path": "/mnt"}}, 1, True),
         ({"emptyDir": {}}, 1, True),
         ({"emptyDir": {}}, 0, False),
         ({"persistentVolumeClaim": {"claimName": "c"}}, 1, False),
-        ({"nfs": {"server": "s", "path": "/"}}, 1, False),
     ],
 )
 @pytest.mark.parametrize("over", [True, False])

@@ -197,6 +197,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
     down = {pod.replica for pod in facts.pods if not pod.deleting} - done
+    # A replica whose Pod was replaced long before the success had got over its failure.
     failed = [
         end
         for end in facts.ends

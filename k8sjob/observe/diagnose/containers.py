@@ -59,6 +59,7 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         errors = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")
         message = next((text for text in errors if not text.startswith("Error: ")), message)
     explanation = explain_pull(container.waiting["reason"], image, message)
+    # By default it is alpine:3.10 of Docker Hub, whatever registry the job's own images come from.
     if container.name == facts.target.pods.init_container:
         return Explanation(
             explanation.cause,
@@ -160,6 +161,7 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that another container keeps from ending."""
+    # Controllers go by the phase of a Pod: it is Succeeded when all of its containers have ended.
     sidecars = [c.name for c in pod.containers if not c.init and "running" in c.state]
     ended_well = pod.terminated.get("exitCode") == 0
     if pod.phase != "Running" or pod.deleting or not ended_well or not sidecars:

@@ -88,6 +88,8 @@ def is_consequence(facts: Facts, end: Failure) -> bool:
 
 def _lost_a_peer(end: Failure, output: LastOutput) -> bool:
     """Whether its output says that another rank went away, and nothing else killed it."""
+    # NCCL's watchdog aborts a rank that lost its peer, and torchrun ends the ranks beside it: only
+    # another signal is a cause of its own.
     number = _signal(end, output)
     killed = number > 0 and number not in {signal.SIGABRT, signal.SIGTERM}
     return not killed and end.why != "OOMKilled" and output.lost_a_peer
@@ -133,7 +135,7 @@ def _hung(facts: Facts, end: Failure) -> Finding | None:
 def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
-    if finding := _left_early(facts, end):
+    if finding := _left_early(facts, end):  # a rank that is done does not join a new rendezvous
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
         step = f"{step} if that was the last one; {finding.next_step}"
         return replace(finding, next_step=step)

@@ -403,6 +403,7 @@ class Facts:
     def output_before(self, end: Failure) -> list[str]:
         """The last lines that a failure's replica wrote before it."""
         failure, lines = self._restarts.get(end.replica, (None, []))
+        # After a restart in place the container writes on: the lines before it have the reason.
         if failure and end.time <= failure.time + _ONE_FAILURE_SECONDS:
             return lines
         return self.tail(end.replica, self._ended_before.get(end.replica))
@@ -453,6 +454,7 @@ class Facts:
         status, restarts = self.status, dict[str, tuple[Failure, list[str]]]()
         newest = {end.replica: end.time for end in self.ends}
         since = status.started.timestamp() if status.started else 0.0  # see ends
+        # The ends of a stopped job are the stop; a hang just before it may be why it was stopped.
         if status.state is JobState.STOPPED and status.finished:
             newest, since = {}, status.finished.timestamp() - _STOPPED_SECONDS
         elif status.state.finished:

@@ -43,6 +43,7 @@ def gang_waits(facts: Facts) -> Iterator[Finding]:
     if facts.status.state.finished or own_reason(facts) or any(pod.node for pod in facts.pods):
         return
     for group in map(Object, facts.of_kind("PodGroup")):
+        # From "Inqueue" on Volcano has admitted the group, and lets its Pods be created.
         if group.status.get("phase") in (None, "", "Pending"):
             yield _explained(facts, group)
 

@@ -262,8 +262,9 @@ def left_early(facts: Facts) -> Iterator[Finding]:
     """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
     first = next(iter(facts.ranks), "")
+    # Workers of a parameter server, whose first replica reports nothing, end each at its time.
     if facts.status.state.finished or not running or reporting_replica(facts.job) != first:
-        return  # workers of a parameter server end each at its time
+        return
     ended = {
         pod.replica: pod.trained_until
         for pod in facts.done
@@ -299,6 +300,7 @@ def no_progress(facts: Facts) -> Iterator[Finding]:
             "if this is an evaluation, a compilation, a checkpoint or work before or after"
             " training, wait; a hang in a collective ends by itself after run.hang_timeout or"
             " torch's own timeout",
+            # Anybody's script may write such an event: True is an int, too.
             replicas=(facts.replica_of(rank),) if type(rank) is int and rank >= 0 else (),
         )
 

@@ -209,12 +209,13 @@ def _matters(facts: Facts, event: Json) -> bool:
         return True
     subject = Object(event).part("involvedObject")
     if subject.get("uid", "") in facts.kubelet_kills:
-        return False
+        return False  # a probe or a hook: see exits._ended_by_kubelet
     if subject.get("fieldPath", "") not in facts.training_fields:
         return False
     by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
         status.finished is not None and at >= status.finished
     )
+    # A JobSet that restarts deletes the Pods of all of its Jobs.
     by_operator |= any(
         facts.target.pods.restarts_all(restart)
         and 0 <= (at - event_time(restart)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
@@ -229,6 +230,7 @@ def _of_event(event: Json, replica: str) -> Explanation | None:
         return _preempted(replica, message)
     if reason == "Evicted":
         return _evicted(replica, message)
+    # The same reason tells that a deletion is taken back, when the taint is gone in time.
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
         return Explanation(Cause.EVICTED, why, _RECREATED, replica)

@@ -88,6 +88,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         problem = f"there is no queue {queue!r} in namespace {facts.namespace}"
         return problem, f"correct kueue_queue ({shown}), {without}"
+    # Kueue reads a job when it changes, and not when a class or a setting does.
     look = f"make Kueue look again: kubectl label {facts.kubectl_name} --overwrite k8sjob/look=now"
     priority = facts.job.labels.get(PRIORITY, "")
     if ("workloadpriorityclasses", priority) in facts.not_found:
@@ -118,6 +119,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
 def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     """Why this Workload is not admitted whatever other jobs do, and the next step."""
     name = Object(workload).name
+    # Kueue does so itself, too: when a check rejects the Workload, or its Pods were never ready.
     if Object(workload).spec.get("active") is False:
         reason = one_line(Object(workload).condition("Evicted").message)
         cause = f"its Workload is deactivated{': ' * bool(reason)}{reason}"
@@ -215,6 +217,7 @@ def _nominal(queue: Json, resource: str, flavor: str) -> Decimal:
 def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
     """The jobs to be admitted before it: those of the queue by name, others by number."""
     name, namespace = Object(workload).name, Object(workload).namespace
+    # Kueue's own order is there only where its visibility API is on, and the user may read it.
     for summary in facts.of_kind("PendingWorkloadsSummary"):
         pending = summary.get("items") or ()
         place = next((_position(entry) for entry in pending if Object(entry).name == name), None)

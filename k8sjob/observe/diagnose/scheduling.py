@@ -88,6 +88,7 @@ def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Expla
             "whoever set the gate (a queue, a topology controller) must remove it",
         )
     message = condition.message
+    # The scheduler looks at claims before nodes: its message has no count and no reason then.
     if claim := unbound(facts, pod, message):
         return claim
     problem, steps = _explain(facts, pod, message)

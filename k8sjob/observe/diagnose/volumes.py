@@ -89,6 +89,7 @@ def _pending_claim(facts: Facts, pod: ReplicaPod) -> tuple[str, str]:
         node = claim.annotations.get(_CHOSEN)
         awaited = f"it waits for its volume on node {node}" if node else ""
         return claim.name, messages[-1] if messages else awaited
+    # Where claims cannot be read, the only one of a Pod must be the one.
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
 
