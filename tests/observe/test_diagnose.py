@@ -624,7 +624,7 @@ def test_a_sidecar_that_runs_again_is_no_problem():
     assert why("Running", pods=[pod], replicas=WORKER, deadline=None) == []
 
 
-TAINT = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")
+TAINT = about("Pod", "job-worker-0", "TaintManagerEviction", "Marking", time="05:00")  # no uid
 KILLING = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
 KILLED = about_job("ExitedWithCode", "Pod: ns.job-worker-0 exited with code 137", time="05:31")
 
@@ -674,8 +674,7 @@ def test_what_keeps_the_successor_of_a_deleted_pod_from_starting_comes_first():
     killing = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
     found = causes("Running", pods=[pod], events=[killing], replicas=WORKER)
     assert found == ["image-missing", "pod-deleted"]
-    taint = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")
-    found = causes("Running", pods=[pod], events=[taint, killing], replicas=WORKER)
+    found = causes("Running", pods=[pod], events=[TAINT, killing], replicas=WORKER)
     assert found == ["evicted", "image-missing"]
 
 
@@ -805,7 +804,6 @@ def test_the_log_of_an_init_container_is_that_of_an_existing_pod():
             "delete pod --force -n ns job-worker-0 removes it by force",
         ),
         ("Running", ["x/keep"], "05:00", "its node node-1 has not ended it"),
-        ("Succeeded", ["x/keep"], "05:00", "whoever set x/keep must remove it"),
     ],
 )
 def test_what_keeps_a_pod_that_is_being_deleted(phase, keeps, end, step):

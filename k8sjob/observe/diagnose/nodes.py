@@ -172,12 +172,19 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
     displacements: dict[str, Explanation] = {}  # by the uid of the Pod
+    kills: defaultdict[str, list[Json]] = defaultdict(list)  # by the name of the Pod
+    for event in facts.snapshot.events:
+        if event.get("reason") == "Killing":
+            kills[Object(event).part("involvedObject").get("name", "")].append(event)
     for event in facts.snapshot.events:
         subject = Object(event).part("involvedObject")
-        uid = subject.get("uid", "")
+        name, uid = subject.get("name", ""), subject.get("uid", "")
+        if not uid:
+            # The taint manager's Events have none: the kubelet's, about the end that follows, has.
+            ends = (kill for kill in kills[name] if event_time(kill) >= event_time(event))
+            uid = Object(next(ends, event)).part("involvedObject").get("uid", name)
         if subject.get("kind") != "Pod" or uid in present or not _matters(facts, event):
             continue
-        name = subject.get("name", "")
         if _is_of_an_earlier_job(facts, name, messages):
             continue
         displacement = _of_event(event, facts.job.replica_named(name) or name)
