@@ -115,6 +115,7 @@ def made_of(job: Job, objects: Iterable[Json]) -> list[Json]:
         ]
         below += of_it[:1]
         owner = Object(of_it[0]).uid if of_it else ""
+        # The name is still an earlier job's object, so what is below it is not this job's either.
         if named and not owner:
             return below
     return below

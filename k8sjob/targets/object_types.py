@@ -22,6 +22,7 @@ KINDS: Final = {f"{kind.lower()}s": kind for kind in _KNOWN}
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
     common = shape("Object")
+    # Looked for when it is needed, not when this is imported: a kind may be registered later.
     target = next((target for target in TARGETS if target.kind == kind), None)
     if target is None:
         return {**common, **shape(kind if kind in _KNOWN else "Object")}

@@ -176,8 +176,10 @@ class Indexed(Job):
                 failed = counted.get(kind) if state is JobState.FAILED else None
                 return state, failed or conditions[kind]
         well = (status.get("ready") or 0) + (status.get("succeeded") or 0)
+        # At its end the Job still counts its Pods: fewer are ready, and none is restarted.
         if well == self._asked or not counted.keys().isdisjoint(_ENDING):
             return JobState.RUNNING, {}
+        # A Pod that failed stays, and another takes its place.
         if status.get("failed"):
             return JobState.RESTARTING, {}
         return (JobState.RUNNING if well else JobState.CREATED), {}

@@ -42,6 +42,7 @@ class TrainJob(Indexed):
         """The Job that was made of it; before that, what its runtime and itself say of it."""
         if self.child is not None and (spec := Object(self.child).spec):
             return dict(spec)
+        # As Trainer does: spec.trainer takes precedence, and the runtime has everything else.
         trainer, base = self._trainer, super().job_spec
         template, containers = Object(base).part("template"), containers_of(base)
         node = training(containers)
