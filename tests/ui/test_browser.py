@@ -86,6 +86,12 @@ class Screen:
         except TimeoutException:
             pytest.fail(f"{texts} without {absent} is not shown, but: {self.text}")
 
+    def wait(self, script):
+        """Wait until a script returns something that is true."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self._driver, 15, 0.1).until(lambda _driver: self.run(script))
+
     def press(self, *keys):
         """Press keys, wherever the focus is; names of selenium's Keys or characters."""
         from selenium.webdriver import ActionChains, Keys
@@ -356,6 +362,8 @@ def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
     page.tab_to("Output")  # which scrolls to it: what is off the screen is not rendered
     page.see("line 299")
     page.press("PAGE_UP", "PAGE_UP")
+    # The browser reports a scroll with its next frame; lines that come before are followed.
+    page.wait("return ![...document.querySelectorAll('.row input')].at(-1).checked")
     jobs.write("digits", "more lines")
     train(jobs, "digits", epochs=13)
     page.see("13 of 20", absent=("more lines",))
