@@ -92,7 +92,7 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
             raise
         fail(str(error))
         return jobs, True, ""
-    # All have the same skew.
+    # The skew is the server's: all snapshots have the same.
     for snapshot in snapshots[:1]:
         warn_of_clock(snapshot)
     jobs += [(cluster, snapshot) for snapshot in snapshots]

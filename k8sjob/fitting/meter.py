@@ -193,7 +193,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if self._steps == 1:  # the state is made in this step, and counts as such
             self._peak["step"] = max(self._peak["step"] - sum(state.values()), 0)
         self._write(optimizer, sum(state.values()))
-        # From here on it is counted by its own name, and no more among the activations.
+        # From here on the optimizer's state has a count of its own, outside of the activations.
         for key in state:
             self._live.pop(key, None)
         self._active = False

@@ -25,7 +25,7 @@ def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:
     """Run a part of a script: the exit code, and how it ended."""
     try:
         function()
-    # Of BaseException, so that `except Exception` of a script does not catch it.
+    # StopScript is a BaseException, so that `except Exception` of a script does not catch it.
     except StopScript as stopped:
         return 0, {"how": "enough", "message": str(stopped)}
     except BaseException as error:  # noqa: BLE001 - nothing is above it

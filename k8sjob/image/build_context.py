@@ -170,7 +170,7 @@ class _Walk:
 
     def _is_content(self, file: File) -> bool:
         """Whether an image can hold it; builds pass over what is neither file nor link, too."""
-        # Sockets, FIFOs and devices.
+        # What is left are sockets, FIFOs and devices.
         if not (file.is_link or stat.S_ISREG(file.state.st_mode)):
             return False
         try:

@@ -287,7 +287,7 @@ def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
     if versions:
         major, minor = versions[0].split(".")
         return int(major), int(minor)
-    # Alpine.
+    # Alpine has musl in place of glibc.
     if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
         return None
     raise ImageError(

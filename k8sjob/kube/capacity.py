@@ -144,7 +144,7 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
         asked = asked_by(container, group)
         # Sidecars go on beside all that starts later; other init containers run one after the
         # other, so the largest of them counts.
-        if container.get("restartPolicy") == "Always":  # a sidecar
+        if container.get("restartPolicy") == "Always":
             add(always, asked)
             asked = dict(always)
         else:

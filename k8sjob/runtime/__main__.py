@@ -86,7 +86,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         raise EnvError(f"nothing to run: {' '.join(argv) or 'no arguments'}; {_USAGE}")
     settings = config.runtime_config(environ)
     with ExitStack() as stack:
-        # Its write end lives exactly as long as this process.
+        # The write end of the pipe lives exactly as long as this process.
         lifeline, writer = os.pipe()
         for end in (lifeline, writer):
             stack.callback(os.close, end)

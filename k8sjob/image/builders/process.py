@@ -123,7 +123,7 @@ def signals_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process with SystemExit, so that it cleans up."""
 
     def stop(number: int, _frame: object) -> None:
-        # As a shell shows a signal.
+        # 128 and the number is how a shell shows that a signal ended a process.
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # the only one that gets signals

@@ -278,7 +278,7 @@ class Authorizer:
             )
         try:
             content = json.loads(answer.body)
-            # Docker's form and OAuth2's.
+            # Docker calls it token, OAuth2 access_token; a registry may give both.
             token = content.get("token") or content["access_token"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             token = None
@@ -304,7 +304,7 @@ class Authorizer:
             data = urlencode(form).encode()
             return self._http.request("POST", realm, headers=kind, body=data, limit=limit)
         query = [("service", service)] if service else []
-        # Sorted, so that equal requests are equal.
+        # Sorted, so that the same scopes always make the same URL.
         query += [("scope", scope) for scope in sorted(scopes)]
         basic = _basic(login)
         if basic is not None and login is not None:

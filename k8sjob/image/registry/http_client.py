@@ -72,7 +72,7 @@ class Zone(IntEnum):
     def of(cls, address: str) -> Zone:
         """That of an IPv4 or IPv6 address; a ValueError where it is none."""
         ip = ipaddress.ip_address(address.partition("%")[0])
-        # ::ffff:127.0.0.1 is a loopback address for the kernel, and not for ipaddress.
+        # ::ffff:127.0.0.1 is a loopback address for the kernel, not for Python 3.11's ipaddress.
         ip = getattr(ip, "ipv4_mapped", None) or ip
         if ip.is_loopback or ip.is_unspecified:
             return cls.LOOPBACK
@@ -479,8 +479,7 @@ def _explained(error: exceptions.HTTPError, url: str) -> Exception:
         )
     if isinstance(error, exceptions.LocationValueError):
         return ImageError(f"{_shown(url)!r} is not the URL of a registry")
-    # By the most special class: urllib3 makes a refused connection a kind of one that took too
-    # long.
+    # The most specific class counts: in urllib3 a refused connection is a kind of timeout.
     kind = next((kind for kind in type(error).__mro__ if kind in _REASONS), None)
     reason = _REASONS[kind] if kind else f"the connection broke ({type(error).__name__})"
     if kind is exceptions.NewConnectionError:

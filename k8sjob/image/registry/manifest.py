@@ -131,7 +131,7 @@ class Descriptor:
             raise ImageError(f"{where}: {digest!r} is not a digest; the image is broken")
         if not isinstance(size, int) or size < 0:
             raise ImageError(f"{where}: {digest} has the size {size!r}; the image is broken")
-        # Foreign layers (Windows) lie elsewhere, and no registry holds them.
+        # Foreign layers (of Windows) have URLs elsewhere, and a registry need not hold them.
         return cls(digest, size, bool(entry.get("urls")))
 
 

@@ -102,15 +102,16 @@ class KubectlTransport:
         timeout: float = 30.0,
     ) -> Json:
         """One request; see Transport.request. A PATCH is for one object of a namespace."""
-        if metadata_only:  # for a table the object's contents are not even sent
-            # `get --raw` has no way to set the header Accept, by which metadata alone is asked for.
+        if metadata_only:
+            # `get --raw` cannot set the header Accept, by which metadata alone is asked for. For a
+            # table the object's contents are not sent either.
             self._run(["get", "--no-headers", *_object_arguments(path)], timeout)
             name = ResourcePath.of(path).name
             return {"kind": "PartialObjectMetadata", "metadata": {"name": name}}
         # `patch` has no --raw.
         if method == "PATCH":
             argv = ["patch", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"]
-            argv += _object_arguments(path)  # no --raw
+            argv += _object_arguments(path)
             body = None
         else:
             argv = [_RAW[method], "--raw", with_query(path, query)]
@@ -224,7 +225,7 @@ class KubectlTransport:
             while not (stop and stop.is_set()):
                 # Asked for before the output is read: what the process wrote before its end is then
                 # in the pipe.
-                has_ended = process.poll() is not None  # before a last look at its output
+                has_ended = process.poll() is not None
                 if selector.select(_POLL_SECONDS):
                     piece = os.read(process.stdout.fileno(), 64 * 1024)
                     if not piece:
@@ -258,7 +259,7 @@ class KubectlTransport:
             return ApiError(message, code=_CODES.get(reason, 500), reason=reason, detail=message)
         if plugin := _PLUGIN.search(text):
             # What the plugin has written on stderr stands before kubectl's own sentence.
-            message = " ".join(text[: plugin.start()].split())  # the plugin's own
+            message = " ".join(text[: plugin.start()].split())
             raised = self._access.without_credentials
             return raised(f"{plugin['why']}: {message}" if message else plugin["why"])
         if _LOGGED_OUT.search(text):

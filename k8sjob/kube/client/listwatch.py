@@ -92,8 +92,7 @@ def pages(
     tokens: set[str] = set()
     while True:
         page = transport.request("GET", path, query=asked)
-        # The items of a list have no kind of their own.
-        # "PodList" gives "Pod".
+        # The items of a list have no kind of their own: theirs is Pod in a PodList.
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}

@@ -239,8 +239,8 @@ class PythonTransport:
                 else:
                     files = self._access.kubeconfig
                     config.load_kube_config(files, self.context, client_configuration=settings)
-                # Of its API only this is the same in 35, 36 and 37: `call_api`, the errors and the
-                # answers of logs differ.
+                # The pool is the same in the client's versions 35, 36 and 37, in which `call_api`,
+                # the classes of errors and the answers of logs differ.
                 pool = client.ApiClient(settings).rest_client.pool_manager
                 pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
             except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
@@ -320,8 +320,8 @@ def _why(error: BaseException, outer: tuple[BaseException, ...] = ()) -> str:
     """The message of the innermost error, without the objects that urllib3 prints around it."""
     from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
 
-    late = isinstance(error, exceptions.ConnectTimeoutError)  # a refusal is one for urllib3, too
-    # In urllib3 NewConnectionError is a subclass of ConnectTimeoutError.
+    # In urllib3 a refused connection, NewConnectionError, is a kind of ConnectTimeoutError.
+    late = isinstance(error, exceptions.ConnectTimeoutError)
     if late and not isinstance(error, exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
     if isinstance(error, exceptions.ReadTimeoutError):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def _record(request: dict[str, Any], rank: int, script: Callable[[], Any]) -> int:
     index, local_rank = local_place(request, rank)
     options = {**request["options"], "root": request["root"], "local_rank": local_rank}
-    # A node's files are kept by its first rank; the volumes, which all nodes have, by the first
-    # node's.
-    if options.get("snapshot"):  # the ranks of a node have the same files
+    # The ranks of a node have the same files, so its first rank keeps them; the first rank of all
+    # keeps the volumes, which all nodes share.
+    if options.get("snapshot"):
         folder, volumes = request["nodes"][index]["cwd"], f"{request['root']}/volumes"
         options["snapshot"] = [] if local_rank else [folder, *[volumes][index:]]
     signal.signal(LEAVE, lambda *_: os._exit(0))

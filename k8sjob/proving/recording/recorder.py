@@ -164,7 +164,6 @@ class Recorder:
         It ends instead where another one stands for it: in a reference run rank 0 for all, on a
         node the processes that the first one has started, unless each starts one.
         """
-        # In the process that runs the script these are other processes, of mp.spawn or Process.
         if self.replay:
             if rank:
                 os._exit(0)
@@ -173,7 +172,7 @@ class Recorder:
             os._exit(0)
         self.rank, self._passes = rank, {}
         # The parent process of the script has recorded under its own rank until now.
-        (self.folder / f"trace-{rank}.jsonl").unlink(missing_ok=True)  # of who has started it
+        (self.folder / f"trace-{rank}.jsonl").unlink(missing_ok=True)
         (self.folder / "spawned").write_text(str(world_size))
         self._open()
 
@@ -218,7 +217,7 @@ class Recorder:
             self.event("pass", **where, **loaders.describe(loader))
         again = None
         if self.replay is not None:
-            # cached: to find the padding reads samples, and is seldom needed.
+            # Cached, since the search for the padding reads samples; it is seldom needed.
             again = self.replay.batches(number, at, functools.cache(lambda: self._pads(loader)))
         self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
@@ -264,8 +263,9 @@ class Recorder:
             drawn = vars(source).pop("_k8sjob_drawn", drawn)
             indices = asked.popleft() if asked else None
             indices = indices if isinstance(indices, list) else [indices]
-            # A sampler may give anything that the data set takes, such as keys.
-            are_numbers = all(hasattr(index, "__int__") for index in indices)  # not so None
+            # A sampler may give anything that the data set takes, such as keys; for a stream it
+            # is None.
+            are_numbers = all(hasattr(index, "__int__") for index in indices)
             raw = [int(index) for index in indices] if are_numbers else None
             size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
             ids = None if raw is None else [base.index_of(index) for index in raw]

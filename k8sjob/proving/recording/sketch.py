@@ -53,7 +53,6 @@ def _sketch_of_part(tensor: Any) -> list[float]:
 def _project(flat: Tensor, signs: Tensor | None = None) -> list[float]:
     if signs is None:
         if flat.numel() > _MAX:
-            # Of a very large tensor every n-th element.
             flat = flat[:: -(-flat.numel() // _MAX)]
         signs = _signs(flat.numel())
     values = flat.to("cpu", torch.float64)
@@ -70,7 +69,7 @@ def digest(value: Any) -> int:
 def _feed(digester: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         tensor = value.detach().to("cpu").contiguous()
-        # numpy has none.
+        # numpy has no bfloat16.
         if tensor.dtype is torch.bfloat16:
             tensor = tensor.to(torch.float32)
         digester.update(str(tuple(tensor.shape)).encode())
@@ -82,7 +81,7 @@ def _feed(digester: Any, value: Any) -> None:
         for member in value:
             _feed(digester, member)
     # The default repr has the address, which differs in each process.
-    elif (kind := cast("Any", type(value))).__repr__ is object.__repr__:  # has an address
+    elif (kind := cast("Any", type(value))).__repr__ is object.__repr__:
         digester.update(kind.__name__.encode())
     else:
         digester.update(repr(value).encode())

@@ -107,7 +107,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             at, pair = _first_repeated(samples, rows), (0, twice)
             yield Difference(Fault.OVERLAP, at, "input", text, values=pair)
         length = about["length"] if kind == "ids" and not about["iterable"] else None
-        # These may choose a part of the data on purpose.
+        # A RandomSampler or a Subset may choose a part of the data on purpose.
         chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
         if not complete or not length or twice or chosen:
             continue

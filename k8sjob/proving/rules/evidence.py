@@ -238,8 +238,8 @@ class Evidence:
         """The largest relative difference that is rounding, where the sums have one order."""
         low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step)
         low = low or self.rounding > 2**-24
-        # DistributedDataParallel's communication hooks.
-        low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
+        # A communication hook of DistributedDataParallel may send half precision.
+        low = low or any(True for _ in self.ranks[0].of("hook"))
         # 5 % was too little for a small model in half precision. Differences add up over the first
         # steps.
         return (0.1 if low else 2e-3) * min(1 + step / 10, 10)
@@ -253,8 +253,8 @@ def unlike(
         for name, value in mine.items():
             its = theirs.get(name, value)
             pairs = zip(_numbers(value), _numbers(its), strict=False)
-            # A script may compute its limit from the gradients.
-            exact = 0.05 if name == "clip" else 1e-3  # a limit may come from a norm
+            # A script may compute its limit from the norm of the gradients.
+            exact = 0.05 if name == "clip" else 1e-3
             if not all(math.isclose(a, b, rel_tol=exact) for a, b in pairs):
                 yield name, value, its
 

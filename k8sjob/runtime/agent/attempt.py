@@ -128,7 +128,7 @@ def run_attempt(
             if observed:
                 record.states = _look(members, group)
                 _warn_of_launcher(group, members, record)
-            # It is asked until it has answered once: from then on the processes are ending.
+            # `leave` is asked until it has answered once: from then on the processes are ending.
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace

@@ -66,7 +66,7 @@ def run_agent(
             program, restart, config, inbox, leave=coordinator.leave, hang=coordinator.hang
         )
         reason = verdict(record, inbox.stop)
-        # Once more, by what the ranks reported last.
+        # The ranks may have reported more since the last look of this start.
         coordinator.note(record)
         # A process that cannot be killed keeps its GPU's memory and its ports from another start.
         if inbox.stopping() or record.unkillable:

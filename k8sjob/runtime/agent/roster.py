@@ -182,8 +182,8 @@ class Roster:
             raise ValueError("the call is from another group")
         state = NodeState.decode(body["state"], self._node.nnodes)
         with self._lock:
-            # Node 0 is in a new container if the others count further. Nobody else speaks for node
-            # 0.
+            # Where another node has counted further, node 0 is in a new container: nobody else can
+            # tell it the count.
             if state.node and state.node not in self._table:
                 self.joined = max(self.joined, state.restarts)
             if state.node:

@@ -117,7 +117,7 @@ class WorkerGroup:
                 # What the process has left in its group gets leftover_grace to end.
                 _signal_group(pid, signal.SIGTERM)
             self._release(index, pid)
-        # A look at any child would find the zombie that is kept first, each time.
+        # waitid(P_ALL) would find the zombie that is kept first, each time.
         if not self.lingering:
             _reap(own_children=self._held.values())
 

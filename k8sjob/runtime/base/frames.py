@@ -155,7 +155,7 @@ def aborted_beside_collective(dump: str) -> bool:
 def _is_of_k8sjob(block: str) -> bool:
     files = re.findall(r'^  File "([^"]+)"', block, re.MULTILINE)
     ours = any(file.startswith(RUNTIME) for file in files) and not any(map(_is_users, files))
-    # Any thread but the main one begins in _bootstrap of threading.
+    # k8sjob's threads are those of threading, whose first frame, the last line, is _bootstrap.
     return ours and block.rstrip().endswith(" in _bootstrap")
 
 

@@ -171,7 +171,8 @@ class Observer:
         with suppress(Exception):  # the group may be destroyed at this moment
             if initialized():
                 return int(c10d.get_world_size())
-        # torch sets this when it makes a group, and does not reset it when the group is destroyed.
+        # torch sets this when it makes a group, except with a store of the script's own, and does
+        # not reset it when the group is destroyed.
         if getattr(c10d, "_default_pg_init_method", None) is None:
             return 0
         return self._largest or world_size_or(self._world_size)

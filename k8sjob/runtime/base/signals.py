@@ -103,7 +103,7 @@ class Inbox:
         try:
             data = os.read(end, 4096)
         except OSError:
-            # A descriptor that cannot be read tells of no parent either.
+            # A descriptor that cannot be read shows no living parent: it counts as its end.
             data = b""
         if not data:
             self.orphan_time = time.monotonic()

@@ -322,7 +322,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
 
     content = content_of(folder / METADATA)
     try:
-        # No list of names is needed: find_class() below accepts few.
+        # No list of names is needed: find_class() of _Descriptions accepts few.
         pickles.check(content, len(content))
         metadata = _Descriptions(io.BytesIO(content)).load()
     except ValueError as error:
@@ -396,7 +396,7 @@ def _wrong(
     # Only the types are named: tuples within tuples would make an endless text.
     if not isinstance(shape, torch.Size) or not isinstance(dtype, torch.dtype):
         return f"has a {type(shape).__name__} for a shape, and a {type(dtype).__name__} for a type"
-    # torch has no tensor of more than 64 dimensions.
+    # torch makes tensors of more than 64 dimensions, but sum() and others refuse them.
     if len(shape) > 64 or min(shape, default=0) < 0:
         return f"has the shape {shape!s:.300}"
     boxes: set[_Box] = set()

@@ -74,8 +74,7 @@ def check(pickled: bytes, size: int, names: re.Pattern[str] | None = None) -> No
             # MEMOIZE has no argument: it counts the entries.
             memo[len(memo) if argument is None else argument] = stack[-1]
         elif name in _GET:
-            # It is in several places from here on, and each of them has been counted by its present
-            # size.
+            # The value is in several places from here on, which count it by its present size.
             memo[argument].complete = True
             stack.append(memo[argument])
         else:
@@ -134,8 +133,8 @@ def _pushed(name: str, argument: Any, parts: list[_Value]) -> _Value:
 
 def _check_call(function: Any, arguments: Any, size: int) -> None:
     """Refuse arguments from which a call makes more than the file has."""
-    # So pickle writes bytes in protocol 2. Other codecs, in a chain, double their text at each
-    # step.
+    # In protocol 2 pickle writes bytes as a text in latin1. Other codecs, in a chain, double their
+    # text at each step.
     if function == "_codecs encode" and arguments[1:] != ("latin1",):
         raise ValueError("it encodes a text as no checkpoint does")
     if function in _OF_STORAGE:

@@ -63,8 +63,8 @@ class Plans:
         # part.
         changed = torch.tensor(int(local != self._local))
         changed_anywhere = bool(self._group.all_reduce(changed, "max"))
-        # Values that are no tensors, as a learning rate, may differ at each save: they go along
-        # always.
+        # Values that are no tensors, as a learning rate, may differ at each save, so they are sent
+        # each time.
         mine = (marked if describes else None, local if changed_anywhere else None)
         everyone = self._gather(mine)
         if changed_anywhere:

@@ -74,8 +74,8 @@ class Checkpoints:
         draft.replace(target)
         _sync(self.folder)
         self._move_away(old)
-        # Newer ones than this step were torn, or this run would have begun with them. They must
-        # not push out the whole ones.
+        # Checkpoints of later steps are torn, or this run would have begun with them. They must not
+        # push out the whole ones.
         older = [path for path in self.newest_first() if step_of(path) <= step]
         for path in older[self.keep :]:
             self._move_away(path)
@@ -188,7 +188,7 @@ def as_oserror(path: Path) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # torch's archive writer raises its RuntimeError while it handles that of the stream.
+        # torch's archive writer raises its RuntimeError while it handles the stream's OSError.
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
 

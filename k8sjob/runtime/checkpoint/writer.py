@@ -200,7 +200,7 @@ class Checkpointer:
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
         self._form, self._must_share, self._beat = form, must_share, beat
         self._leads = group.rank == 0
-        # Until _look() has seen the folder; a single rank needs no look.
+        # Several ranks count as apart until _look() has seen the folder.
         self._shared = group.world_size == 1
         self._looked = self._warned = self._abandoned = False
         self._background = Background(self._written, beat)
@@ -346,7 +346,6 @@ class Checkpointer:
     ) -> _Save:
         """Begin a checkpoint with the state that all have, after the one before is written."""
         began = time.monotonic()
-        # One save at a time: this waits for the one before.
         self._settle_together()
         mine = rng.capture(self._group.device)
         # Random numbers of all ranks are in rank 0's file, also where each rank writes its part.
@@ -362,7 +361,6 @@ class Checkpointer:
         """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:
-            # This runs in the thread of Background, on each rank.
             written = part.write(draft)
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait forever
             failure = error

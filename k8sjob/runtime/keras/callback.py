@@ -168,7 +168,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Report; agree to stop, by a callback or by a signal."""
         # Keras's loss is the mean over the epoch so far.
-        self._report(self._shards[batch].count, (logs or {}).get("loss", math.nan))  # so far
+        self._report(self._shards[batch].count, (logs or {}).get("loss", math.nan))
         self._placement.expect(None)
         self._steps += 1
         if self.asks:

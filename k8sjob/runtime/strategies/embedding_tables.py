@@ -39,7 +39,7 @@ _OF_BAGS: Final = ("mode", "include_last_offset")
 
 def describe(table: nn.Embedding | nn.EmbeddingBag) -> Recipe:
     """The recipe for another table of its kind; ValueError if it needs whole rows."""
-    # It scales a row by the norm of the whole row, of which a server has a part.
+    # max_norm scales a row by the norm of the whole row, of which a server has a part.
     if table.max_norm is not None:
         raise ValueError("max_norm needs whole rows, and a server has columns; leave it out")
     bag = isinstance(table, nn.EmbeddingBag)

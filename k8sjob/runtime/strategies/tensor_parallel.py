@@ -120,9 +120,9 @@ def _divide(
             continue
         # Tied parameters stay one object, under all their names.
         if parameter not in replacements:
-            placement = [Shard(divided[name]) if name in divided else Replicate()]
             # A parameter of such a layer that the layout does not divide is a replicated DTensor:
             # torch computes no layer from plain tensors and DTensors.
+            placement = [Shard(divided[name]) if name in divided else Replicate()]
             if name in divided:
                 dim = divided[name]
                 layout.check_size(name, dim, parameter.shape[dim], "model", ranks.size())
