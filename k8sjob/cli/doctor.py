@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -72,7 +72,8 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
     if not place.asks_cluster:
         report = Report([*here(machine), *_for_local_jobs(spec, job), _no_cluster(place)])
     else:
-        report = _cluster(place, machine, spec, target)
+        with job.located() if job else nullcontext():
+            report = _cluster(place, machine, spec, target)
     if output == "table":
         _show(report)
     else:
@@ -91,7 +92,10 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         refusal = problem("kubeconfig", error.message, step)
         return Report([*client(machine, place.client), refusal])
     transport = backend.transport
-    job = for_namespace(plan_job(spec), backend).job if spec else None
+    plan = plan_job(spec) if spec else None
+    with suppress(BackendError):  # a check says that the cluster cannot be reached
+        plan = for_namespace(plan, backend) if plan else None
+    job = plan.job if plan else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)

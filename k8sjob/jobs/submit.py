@@ -73,13 +73,16 @@ def for_namespace(plan: Plan, backend: ClusterBackend) -> Plan:
 
     Raises:
         SpecError: the job has fields that no such namespace allows.
-        BackendError: the cluster cannot be reached.
+        BackendError: the cluster cannot be reached, or fails to answer.
     """
     if plan.spec.security is not None:
         return plan
     try:
         namespace = backend.transport.request("GET", path("namespaces", name=backend.namespace))
-    except ApiError:
+    except ApiError as error:
+        # After a failure that may pass, the job would have ids that the namespace refuses.
+        if error.code not in {403, 404}:
+            raise
         return plan
     if not AllowedIds.of(namespace):
         return plan

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _USER_IDS: Final = "openshift.io/sa.scc.uid-range"
 _GROUP_IDS: Final = "openshift.io/sa.scc.supplemental-groups"
-_ID_BLOCK: Final = re.compile(r"(\d{1,10})([/-])(\d{1,10})(?:,|$)")
+_ID_BLOCK: Final = re.compile(r"(\d{1,10})([/-])(\d{1,10})(?:,|$)", re.ASCII)
 
 
 class AllowedIds(NamedTuple):
@@ -46,8 +46,9 @@ class AllowedIds(NamedTuple):
         group = range(self.fs_group, self.fs_group + 1)
         named = [("fsGroup", contexts[0].get("fsGroup"), group)]
         named += [("runAsUser", context.get("runAsUser"), self.users) for context in contexts]
-        for field, number, ids in dict.fromkeys(named):
-            if number is not None and number not in ids:
+        for field, number, ids in named:
+            # A range looks for anything but an integer number by number, over billions of ids.
+            if number is not None and not (isinstance(number, int) and number in ids):
                 yield f"{field} {number}"
 
 

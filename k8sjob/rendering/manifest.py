@@ -104,7 +104,7 @@ def manifest(
         spec.overlay,
         spec.pod_template,
         image_is_built=spec.builds_image,
-        restricted=spec.restricted,
+        security=spec.security if spec.restricted else None,
     )
 
 

@@ -39,7 +39,7 @@ def apply_overlay(
     pod_template: Json,
     *,
     image_is_built: bool,
-    restricted: bool = False,
+    security: str | None = None,
 ) -> Job:
     """The job with both merged in, the overlay last; no part is shared with an argument.
 
@@ -49,7 +49,7 @@ def apply_overlay(
         pod_template: the spec's, for the Pod template of each role.
         image_is_built: the image comes out of a build; then the digest of that build is what the
             training containers run, and an overlay must not put another in its place.
-        restricted: the Pods must pass the Pod Security Standard of that name.
+        security: the spec's, where it requires the Pod Security Standard "restricted"; else None.
 
     Raises:
         SpecError: the overlay names what has its own field, or the result would be refused by the
@@ -83,8 +83,8 @@ def apply_overlay(
             target.problems(document),
             lambda problem: _at_source(merged, problem),
         )
-    if restricted and not problems:
-        problems = _violations(merged, job.with_document(document))
+    if security and not problems:
+        problems = _violations(merged, job.with_document(document), security)
     if problems:
         raise SpecError(problems)
     return job.with_document(document)
@@ -151,14 +151,14 @@ def _forbidden_fields(overlay: Any, *below: str) -> Iterator[Finding]:
 # --- errors, at the fields of the job spec --------------------------------------------------------
 
 
-def _violations(merged: Traced, job: Job) -> list[Finding]:
+def _violations(merged: Traced, job: Job, security: str) -> list[Finding]:
     """The violations of the standard."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - it loads pydantic, which a spec has
 
     def explain(violation: tuple[FieldPath, Any, str]) -> Finding:
         path, value, requirement = violation
         shown = "absent" if value is None else seen(value)
-        message = f"{shown}, and security: restricted requires {requirement}"
+        message = f"{shown}, and security: {security} requires {requirement}"
         return _at_source(merged, invalid(path, message, "change it, or set security: default"))
 
     violations = [

@@ -85,6 +85,15 @@ def test_a_job_that_would_not_fit(doctor, job_file):
     assert "there is no claim data in team" in done.out
 
 
+def test_a_job_that_no_namespace_of_openshift_admits(doctor, job_file, cluster):
+    annotations = {"openshift.io/sa.scc.uid-range": "1000750000/10000"}
+    metadata = {"name": "team", "annotations": annotations}
+    cluster.answers["/api/v1/namespaces/team"] = {"metadata": metadata}
+    done = doctor(job_file("host_network: true"))
+    assert done.code == 1
+    assert "job.yaml:4" in done.err
+
+
 def test_hostile_text_is_shown_as_text(doctor, cluster):
     evil = "\x1b]0;owned\x07\x1b[2Jname\u202e[bold red]\r\n"
     taints = [{"key": evil, "effect": "NoSchedule"}]
@@ -129,9 +138,10 @@ def test_the_context_that_is_not_there(doctor):
     assert "next: did you mean 'lab'?" in done.out
 
 
-def test_a_server_that_is_not_there(doctor, tmp_path):
+@pytest.mark.parametrize("names_a_job", [False, True])
+def test_a_server_that_is_not_there(doctor, tmp_path, job_file, names_a_job):
     lab(tmp_path, "https://127.0.0.1:1")
-    done = doctor()
+    done = doctor(*[job_file()] * names_a_job)
     assert done.code == 1
     assert "problem  server" in done.out
     assert "check that the cluster and the network are up" in done.out

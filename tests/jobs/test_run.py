@@ -16,6 +16,7 @@ import pytest
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import EventKind
 from k8sjob.errors import SpecError
+from k8sjob.jobs.plan import plan_run
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.python_api import run
 from k8sjob.spec import JobSpec
@@ -69,6 +70,13 @@ def test_run_takes_the_path_of_a_job_or_of_its_folder(backend, folder):
         assert "text" in [e.data.get("text") for e in events]
     with pytest.raises(SpecError, match="no such file"):
         run(folder / "other.yaml", backend=backend)
+
+
+def test_a_job_for_openshift_has_the_home_of_its_user_here(folder):
+    fields = {"image": "team/x:1", "run": {"command": ["true"], "env": {"A": "1"}}}
+    plan = plan_run(JobSpec(name="tiny", security="openshift", **fields), folder)
+    env = plan.job.replicas[0].pod["containers"][0]["env"]
+    assert [variable["name"] for variable in env] == ["A", "K8SJOB_CONFIG"]
 
 
 def test_a_view_that_fails_stops_the_job(backend, folder):

@@ -14,6 +14,7 @@ from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import (
     Outcome,
     _check_architecture,
+    for_namespace,
     push_code,
     submit_plan,
 )
@@ -67,12 +68,27 @@ def test_a_namespace_of_openshift_chooses_the_ids(api, backend, annotations, sec
     assert pod["securityContext"].get("fsGroup") == group
 
 
-def test_a_job_that_no_namespace_of_openshift_admits(api, backend):
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"host_network": True}, "host_network"),
+        ({"pod_template": {"spec": {"hostPID": True}}}, "pod_template.spec.hostPID"),
+    ],
+)
+def test_a_job_that_no_namespace_of_openshift_admits(api, backend, change, field):
     api.annotations = IDS
-    with pytest.raises(SpecError) as raised:
-        submit(SPEC.with_(host_network=True), backend=backend)
-    assert [finding.field for finding in raised.value.findings] == ["host_network"]
+    with pytest.raises(SpecError, match="security: openshift") as raised:
+        submit(SPEC.with_(**change), backend=backend)
+    assert {finding.field for finding in raised.value.findings} == {field}
     assert not api.words
+
+
+def test_a_namespace_that_may_not_be_read_changes_nothing_and_one_that_fails_does(api, backend):
+    api.refusals[""] = 403
+    assert for_namespace(plan_submission(SPEC), backend).spec == SPEC
+    api.refusals[""] = 503
+    with pytest.raises(BackendError):
+        for_namespace(plan_submission(SPEC), backend)
 
 
 def test_the_same_job_is_another_one_with_another_image(api, backend):

@@ -54,6 +54,38 @@ def test_the_name_of_an_image_is_not_its_error(name, host, path):
     assert f"{host}/{path}" in found[0].message
 
 
+OTHERS_ONLY = 'provider "anyuid": Forbidden: not usable by user or serviceaccount'
+RANGES = "must be in the ranges: [1000750000, 1000759999]"
+
+
+@pytest.mark.parametrize(
+    ("refusals", "shown"),
+    [
+        (
+            f'[{OTHERS_ONLY}, spec.volumes[1]: Invalid value: "nfs": not allowed, {OTHERS_ONLY}]',
+            "spec.volumes[1]: not allowed",
+        ),
+        (
+            f"provider restricted-v2: .containers[0].runAsUser: Invalid value: 1000: {RANGES}",
+            f"restricted-v2: .containers[0].runAsUser: {RANGES}",
+        ),
+        (
+            "[fsGroup: Invalid value: []int64{185}: 185 is not an allowed group]",
+            "fsGroup: 185 is not an allowed group",
+        ),
+        (f"[{OTHERS_ONLY}]", "its service account may use no constraint"),
+    ],
+    ids=["of others", "a single one", "of old", "none usable"],
+)
+def test_what_the_constraints_of_openshift_refuse(refusals, shown):
+    seen = json.loads(json.dumps(RECORDED["openshift"]))
+    for event in seen["events"]:
+        head, constraint, _ = event["message"].partition("context constraint: ")
+        event["message"] = head + constraint + refusals
+    (finding,) = replayed(seen)
+    assert f": OpenShift refuses it: {shown}; namespace team allows " in finding.message
+
+
 STATE = "pods.0.status.containerStatuses.0.state"
 INIT = "pods.0.status.initContainerStatuses.0"
 FAILED = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}

@@ -49,6 +49,9 @@ _ALLOWED: Final = (
     " that allows it"
 )
 _INVALID: Final = re.compile(r"Invalid value: [^:]{1,100}: ")
+_UNUSABLE: Final = re.compile(
+    r'provider "?[^":]{1,253}"?: Forbidden: not usable by user or serviceaccount(?:, )?'
+)
 _RULES: Final = load_rules("creation")
 
 
@@ -163,13 +166,14 @@ def _constraint(facts: Facts, message: str) -> str:
 
     The message lists all constraints of the cluster, most of which only others may use.
     """
-    listed_constraints = message.partition(": [")[2].removesuffix("]").split(", provider ")
-    usable = [
-        _INVALID.sub("", constraint.removeprefix("provider "))
-        for constraint in listed_constraints
-        if "Forbidden: not usable by user or serviceaccount" not in constraint
-    ]
-    refusals = "; ".join(filter(None, usable)) or "its service account may use no constraint"
+    listed_refusals = message.partition("security context constraint: ")[2]
+    # A list of a single refusal has no brackets, but the ranges in it do.
+    if listed_refusals.startswith("["):
+        listed_refusals = listed_refusals.removeprefix("[").removesuffix("]")
+    # Older versions name no constraint in a refusal, so only those that name one are taken out.
+    usable = _INVALID.sub("", _UNUSABLE.sub("", listed_refusals)).removesuffix(", ")
+    refusals = usable.removeprefix("provider ").replace(", provider ", "; ")
+    refusals = refusals or "its service account may use no constraint"
     allowed = map(AllowedIds.of, facts.of_kind("Namespace"))
     ids = next(filter(None, allowed), None)
     return f"{refusals}; namespace {facts.namespace} allows {ids}" if ids else refusals

@@ -5,6 +5,7 @@ from k8sjob.checks.doctor.needs import named_objects, queue
 from k8sjob.findings import Severity
 from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.openshift import AllowedIds
 from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import job_of, references
@@ -326,6 +327,7 @@ OPENSHIFT = {
         ({"fsGroup": 2001}, "fsGroup 2001"),
         ({"fsGroup": 1000, "runAsUser": 1000}, "fsGroup 1000, runAsUser 1000"),
         ({"runAsUser": 1000760000}, "runAsUser 1000760000"),
+        ({"runAsUser": ["1000750000"]}, "runAsUser ['1000750000']"),
     ],
 )
 def test_ids_that_a_namespace_of_openshift_refuses(cluster, make_job, context, refused_ids):
@@ -335,6 +337,12 @@ def test_ids_that_a_namespace_of_openshift_refuses(cluster, make_job, context, r
     findings = examine_needs(gather_needs(cluster, "team", job))
     assert [finding.id for finding in findings] == ["pod-security"] * bool(refused_ids)
     assert all(finding.message.endswith(f" asks for {refused_ids}") for finding in findings)
+
+
+def test_a_user_that_is_no_number_is_not_looked_for_among_billions():
+    annotations = {"openshift.io/sa.scc.uid-range": "0/9999999999"}
+    ids = AllowedIds.of({"metadata": {"annotations": annotations}})
+    assert list(ids.refused({"securityContext": {"runAsUser": "5"}})) == ["runAsUser 5"]
 
 
 @pytest.mark.parametrize("level", ["restricted", "baseline", ""])
