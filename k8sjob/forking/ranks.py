@@ -116,7 +116,7 @@ def _run_rank(request: dict[str, Any], rank: int, port: int, run: Run) -> None:
         env |= {name: str(index) for name in ("PET_NODE_RANK",) if name in env}
         for name, value in {**env, **node_env(env).process(local_rank)}.items():
             export(name, value)
-        # By faulthandler, since a rank that hangs in C runs no handler of Python.
+        # faulthandler writes the stack, since a rank that hangs in C runs no handler of Python.
         faulthandler.register(
             signal.SIGUSR2, (folder / f"stack-{rank}").open("w"), all_threads=False
         )

@@ -109,8 +109,8 @@ def write_layer(
             with _zstd_writer(packed) if zstd else _gzip_writer(packed) as compressed:
                 raw = _Hashed(compressed)
                 for member, blocks in members:
-                    # Written by hand and not by TarFile.addfile, which wants a file object of each
-                    # member and keeps them all.
+                    # TarFile.addfile wants a file object for the content of each member, and keeps
+                    # all members in memory.
                     raw.write(member.tobuf(tarfile.PAX_FORMAT))
                     for block in blocks:
                         raw.write(block)

@@ -285,8 +285,7 @@ def largest_gap(
         a, b = (sketch or _ZERO for sketch in pair)
         # The floor: a gradient that is nearly zero may differ by all of its length.
         gap = distance(a, b) / max(norm(a), norm(b), floor)
-        # Two tensors with nan in the same run are equal; one of them alone is the largest
-        # difference.
+        # Two tensors that both have nan count as equal; nan in one alone is the largest difference.
         if not math.isfinite(gap):
             gap = 1e9 if math.isfinite(norm(a)) or math.isfinite(norm(b)) else 0.0
         if gap > most:

@@ -128,7 +128,8 @@ class ClusterBackend(Creation):
                 listed = list_all(self.transport, where, query).items
                 jobs += (job for job in map(target.job, listed) if job.is_training)
             except ApiError as error:
-                # 403 of one kind alone: roles of a team often have only the kind that it uses.
+                # One kind alone may be refused or not served: roles of a team often have only the
+                # kind that it uses.
                 if error.code not in _NOT_SERVED:
                     raise
                 errors[target.name] = error

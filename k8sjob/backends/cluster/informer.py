@@ -63,7 +63,7 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
 
     target = job.target
     of_job = {"labelSelector": target.pods.selector(name)}
-    # All at once: `status` and `why` wait for the slowest answer in place of their sum.
+    # All at once, so that `status` and `why` wait no longer than for the slowest answer.
     with ThreadPoolExecutor(5) as pool:
         listing = pool.submit(list_all, transport, path("pods", namespace), of_job)
         about = pool.submit(events, f"involvedObject.uid={job.uid}")
@@ -255,7 +255,7 @@ class _Informer:
             return
         self._unsynced.discard(name)
         self._lost.discard(name)
-        # Who may not read Events has four such sources: one line says it.
+        # Who may not read Events has several such sources: one line says it.
         if not any(notice["reason"] == "NotReadable" for notice in self._notices):
             self._notice("NotReadable", f"{name} cannot be read: {error}")
         self._changed = True

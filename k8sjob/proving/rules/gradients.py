@@ -69,7 +69,8 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
     for at, row, alone in evidence.steps():
         for name, mine in row[0].buffers.items():
             expected = alone.buffers.get(name) if alone else None
-            # Rank 0 has what one process has, as with DDP's broadcast of buffers: saved are those.
+            # Rank 0 has what one process has, and its buffers are the ones that DDP broadcasts and
+            # that a checkpoint gets.
             if expected is not None and distance(expected, mine) <= 1e-6 * norm(mine):
                 continue
             for rank, step in enumerate(row[1:], 1):

@@ -141,7 +141,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     Raises:
         EnvError: the variables contradict each other.
     """
-    # With a Master the operator gives RANK, and the number of nodes does not change.
+    # With a Master the operator gives RANK even to an elastic job: the ranks are fixed then.
     if not is_elastic(environ) or "RANK" in environ or "PET_NODE_RANK" in environ:
         return None
     low, high = _bounds(environ)

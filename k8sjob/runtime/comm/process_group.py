@@ -161,7 +161,7 @@ class Group:
         flat = tensor.detach().to(self._transport)
         flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
         lengths = [int(length) for (length,) in self.table([flat.shape[0]])]
-        # Backends gather tensors of one shape only.
+        # gloo gathers tensors of one shape only.
         padded = flat.new_zeros((max(lengths), *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
         receives = to in {None, self.rank}
@@ -297,8 +297,8 @@ def open_group(
         rank=trainer.rank,
         world_size=trainer.world_size,
         timeout=timeout,
-        # With it torch makes nccl's communicator now: an error in that is not met in the first
-        # step.
+        # With a device torch makes nccl's communicator now, so that an error in that does not wait
+        # for the first step.
         device_id=device if joined.backend == "nccl" else None,
     )
     return Group(trainer, joined.backend, device, joined)

@@ -278,7 +278,7 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         super().__init__()
         self._context, self._distribution = context, distribution.distribution()
         mesh = self._distribution.ranks
-        # These samples are too few for one on each rank along data.
+        # The last samples are too few for one on each rank along data.
         surplus = len(dataset) % mesh.data_size
         together = len(dataset) - surplus
         mine = range(mesh.data_rank, together, mesh.data_size)
@@ -292,8 +292,8 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
         """Evaluate, each sample once."""
         model = self.model
         model.reset_metrics()
-        # test_on_batch would do so each time, and this is one evaluation.
-        # Past Keras's own __setattr__, which would track it as a part of the model.
+        # test_on_batch would reset the metrics at each batch, and this is one evaluation. Keras's
+        # own __setattr__ is passed by, as it tracks what it sets as a part of the model.
         object.__setattr__(model, "reset_metrics", lambda: None)
         try:
             for number, batch in enumerate(self._loader):

@@ -69,8 +69,8 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting():
             batch = micro_batches(inputs, targets, options["micro_batches"])
-            # 1F1B: as many batches are under way as there are stages behind, and each needs its
-            # activations.
+            # 1F1B: a stage computes as many micro-batches ahead as there are stages behind it, and
+            # the activations of each take memory.
             ahead = len(batch) if gpipe else len(stages) - stage - 1
             order = list(schedule(ahead, len(batch)))
             value = _run(order, computed, links, batch, scale=scale)
