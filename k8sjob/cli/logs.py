@@ -110,7 +110,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
                 break
     if interrupts.count and follow:
         print_status("\nDetached; run the same command to reattach")
-    # No output is an answer there; elsewhere a reader would wonder.
+    # With --follow or --since no output is an answer; without them a reader would wonder.
     elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
             print_status(message)

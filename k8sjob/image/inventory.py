@@ -260,7 +260,7 @@ def _version_and_sites(tree: _Tree, called: str, real: str) -> tuple[str, list[s
     # link.
     venv = posixpath.dirname(tree.resolve(posixpath.dirname(called)))
     config = tree.marks.get(f"{venv}/pyvenv.cfg")
-    # The name of the real file has it (python3.12), or the venv says it.
+    # The version is in the name of the real file (python3.12), or in the venv's configuration.
     version = _VERSION.search(real) or _VENV_VERSION.search(config or "")
     if version is None:
         return None

@@ -170,7 +170,7 @@ def _covers(toleration: Json, taint: Json) -> bool:
     if toleration.get("effect") not in {None, "", taint.get("effect")}:
         return False
     exists = toleration.get("operator") == "Exists"
-    # Without a key and with Exists it tolerates every taint.
+    # Without a key Exists tolerates the taints of all keys.
     if not toleration.get("key"):
         return exists
     if toleration["key"] != taint.get("key"):

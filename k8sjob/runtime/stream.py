@@ -143,8 +143,8 @@ class StreamFeed:
         counts = [samples for _, samples, _ in window] + [0] * (length - len(window))
         mine = [len(window), window[0][2] if window else 0, *counts]
         rows = self._mesh.group.table(mine)[:: self._mesh.model_size]
-        # A stream that is seeded differently on each rank would train on samples twice, and others
-        # never.
+        # From a stream that is seeded differently on each rank the ranks would take some samples
+        # twice, and others never.
         apart = [rank for rank, row in enumerate(rows) if row[:2] != rows[0][:2]]
         if apart and not self._sharded:
             raise RuntimeError(

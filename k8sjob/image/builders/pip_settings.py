@@ -139,7 +139,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         for section in ("global", "install"):
             if parser.has_section(section):
                 settings |= {key.replace("_", "-"): value for key, value in parser.items(section)}
-    # pip's variables go before its files.
+    # pip's variables take precedence over its files.
     for key in (*_KEYS, "cert"):
         if value := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
             settings[key] = value

@@ -93,7 +93,7 @@ def explained(
     """
     text = _ANSWERS
     match: re.Match[str] | None = None
-    # The first rule that fits is the one; the file has them in order, the special ones first.
+    # The first rule that fits counts: the file has the specific ones before the general ones.
     for rule in _rules():
         pattern = rule.get("pattern", "")
         if rule["code"] == error.code and (match := re.search(pattern, error.detail, re.DOTALL)):

@@ -79,8 +79,8 @@ def install(recorder: Recorder) -> None:
 
 def _wrap_modules(recorder: Recorder) -> None:
     def before(module: nn.Module, args: Any) -> None:
-        # Its dropout is drawn within torch's kernel, where nothing can be recorded or replaced: it
-        # is off in all runs.
+        # A recurrent layer's dropout is drawn within torch's kernel, where nothing can be recorded
+        # or replaced: it is off in all runs.
         if isinstance(module, nn.RNNBase) and module.dropout:
             module.dropout = 0.0
         recorder.forward(module, args)

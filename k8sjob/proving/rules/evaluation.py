@@ -126,7 +126,7 @@ def _printed(
 ) -> Iterator[_Pair]:
     """The numbers that are printed otherwise, but for training losses and those of a clock."""
     texts = [_CLOCK.sub("", each.text) for each in (many, alone, again)]
-    # Other words: the numbers cannot be paired.
+    # Where the words differ, the numbers cannot be paired.
     if len({_NUMBER.sub("#", text) for text in texts}) > 1:
         return
     for theirs, mine, repeated in zip(*map(_NUMBER.findall, texts), strict=True):

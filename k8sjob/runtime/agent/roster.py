@@ -266,7 +266,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    # The base class sets this for each connection.
+    # The base class gives each connection this timeout.
     timeout = TIMEOUTS.connect
 
     def handle(self) -> None:

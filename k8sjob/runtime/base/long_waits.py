@@ -77,7 +77,7 @@ class StepClock:
             stepped = stepped or state.step > before
             self._steps[rank] = max(state.step, before)
         begun = max(self._steps.values(), default=-1) >= 0 or any(r.waited for r in ranks.values())
-        # The agents of other nodes would report the same wait.
+        # Only the agent of rank 0 reports: those of other nodes would report the same wait.
         located = begun and 0 in ranks and ranks[0].where
         if stepped or not (located or self._waits.reported):
             self._since = time.monotonic()
