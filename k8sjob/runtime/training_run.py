@@ -400,7 +400,7 @@ class Run:
     def _begin_progress(self, steps: int, done: int) -> None:
         loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
         self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
-        # An evaluation of the script's own may have left it in eval mode.
+        # An evaluation of the script's own may have left the model in eval mode.
         if not self.model.training:
             self.model.train()
 

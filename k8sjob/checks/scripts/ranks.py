@@ -120,7 +120,7 @@ class Ranks:
         values = [] if None in sources or node in sources else [*filter(None, sources)]
         pair, name = self._either(values), self._code.last_name(node)
         # A name says what a value is only where nothing else does: `is_main = True` of a class
-        # was taken for a test of the rank.
+        # is no test of the rank.
         if pair == _UNKNOWN:
             if self._is_called_rank(node, values):
                 pair = RANKS

@@ -139,8 +139,8 @@ class KubectlTransport:
             yield from lines(self._pieces(process, idle, stop))
             if stop and stop.is_set():
                 return
-            # 0 is no proof of a whole answer: `get -w` exits with it where the apiserver has died.
-            # The reader of a watch lists again after any end.
+            # 0 is no proof of a whole answer: kubectl exits with it where the apiserver has died
+            # during a watch. The reader of a watch lists again after any end.
             if process.wait() != 0:
                 stderr.seek(0)
                 raise self._error(stderr.read(MAX_LINE).decode(errors="replace"))

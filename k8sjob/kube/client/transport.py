@@ -152,7 +152,7 @@ def parsed_answer(data: bytes) -> Json:
         ValueError: it is no JSON.
     """
     try:
-        # The log of a Pod that is not scheduled yet is 204 without a body.
+        # An answer without a body, such as a 204, counts as an object without fields.
         answer = parsed(data) if data.strip() else {}
     except OversizeError as error:
         raise malformed(f"JSON that is not read: {error}") from None

@@ -329,7 +329,7 @@ class Recorder:
                 with torch.no_grad():
                     result.copy_(joined)
             alike = all(torch.equal(part, parts[0]) for part in parts)
-            # The ranks had different numbers, and one process gets only one of them.
+            # The ranks had different numbers, and one process gets those of one rank only.
             if used and not alike and (joined is None or joined is parts[0]):
                 self.since["alone"] = True
         return result

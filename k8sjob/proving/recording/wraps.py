@@ -175,7 +175,6 @@ def _wrap_loaders(recorder: Recorder) -> None:
             else:
                 options["batch_size"] = size
         original(loader, *args, **options)
-        # DataLoader refuses some attributes once it is made.
         object.__setattr__(loader, "_k8sjob_site", site)
         earlier[at : at + 1] = [weakref.ref(loader)]
 
