@@ -191,7 +191,8 @@ def _of_manifest(problem: Finding) -> Finding:
 def _adopted(original: Json, notes: list[str]) -> Adopted:
     config = config_of(original) is not None
     job = normal(original, config=config)
-    spec = bare = _accepted(fields(job))
+    # What the manifest says of security is kept below, and a namespace must add nothing to it.
+    spec = bare = _accepted({**fields(job), "security": "default"})
     notes += _leave_out_injected(job, spec)
     if spec.kueue_queue is not None and not job_of(original).suspended:
         notes.append("the job starts suspended, as Kueue's webhook would set it")

@@ -91,6 +91,7 @@ def test_what_has_a_field_goes_there_and_nothing_else_is_written():
         },
         "volumes": ({"name": "data", "mount": "/data", "pvc": "datasets", "read_only": True},),
         "node_selector": {"pool": "gpu"},
+        "security": "default",
         "policy": {"restart_policy": "ExitCode", "max_restarts": 2, "ttl_after_finished": "1d"},
         "pod_template": {"metadata": {"labels": {"team": "vision"}}},
     }

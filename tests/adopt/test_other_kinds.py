@@ -195,7 +195,7 @@ def test_defaults_that_a_cluster_fills_in_are_left_out(target):
         for part in parts:
             part["groupName"] = "default"
             part["template"].setdefault("metadata", {})
-    assert adopted(*documents).spec == spec
+    assert adopted(*documents).spec == spec.with_(security="default")
 
 
 def test_which_of_two_containers_trains():

@@ -165,6 +165,8 @@ def test_a_job_that_was_adopted_does_not_differ(k8sjob, api, tmp_path):
     api.jobs["blue", "tiny"] = stored = yaml.safe_load(APPLIED)
     stored["metadata"] |= {"uid": "uid-1", "resourceVersion": "1"}
     assert k8sjob("diff", job) == (0, "", "")
+    api.annotations = {"openshift.io/sa.scc.uid-range": "1000750000/10000"}
+    assert k8sjob("diff", job) == (0, "", "")
     job.write_text(job.read_text().replace('cpu: "4"', 'cpu: "5"'))
     done = k8sjob("diff", job)
     changed = {line[1:].strip() for line in done.out.splitlines() if line[:1] in "+-"}

@@ -14,6 +14,7 @@ def test_a_job_of_a_cluster_once_more(target):
         namespace="team",
         target=target,
         image=IMAGE,
+        security="default",
         run={"script": "main.py", "args": ["--seed", "7"]},
         replicas={"workers": 2},
         checkpoint={"dir": "/data/checkpoints"},
