@@ -14,7 +14,7 @@ def test_the_reference_is_what_the_commands_say():
     found = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs/generate_cli.py")
     generate = importlib.util.module_from_spec(found)
     found.loader.exec_module(generate)
-    assert PAGE.read_text() == generate.page(), "run: python docs/generate_cli.py"
+    assert PAGE.read_text() == generate.page(), "run: make docs"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

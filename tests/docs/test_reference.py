@@ -24,13 +24,13 @@ def program(name):
 @pytest.mark.parametrize("script", ["generate", "generate_findings"])
 def test_the_page_that_is_written_from_the_code_is_up_to_date(script):
     generate = program(script)
-    assert generate.PAGE.read_text() == generate.page(), f"run: python docs/{script}.py"
+    assert generate.PAGE.read_text() == generate.page(), f"run: make docs ({script})"
 
 
 def test_the_files_that_pages_show_are_up_to_date():
     filled = program("generate_shown").filled
     old = [name(page) for page in PAGES if filled(page.read_text()) != page.read_text()]
-    assert old == [], "run: python docs/generate_shown.py"
+    assert old == [], "run: make docs"
 
 
 def test_the_drawings_of_the_architecture_are_up_to_date():

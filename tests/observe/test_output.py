@@ -1,5 +1,6 @@
 """What NCCL, gloo, CUDA and torch wrote on other people's machines."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from observed import PAIR, ended, make_pod, reported, running, snapshot, unplace
 
 from k8sjob.contract import Event
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.diagnose.output import RULES
 
 WATCHDOG = (
     "[rank{0}]:[E626 06:24:44.903881913 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught"
@@ -36,6 +38,27 @@ def test_output_has_its_cause(lines, cause, detail):
     assert (finding.id, finding.replica) == (cause, "worker-0")
     assert detail in finding.message
     assert finding.next_step
+
+
+def texts(example):
+    """All texts of an example in JSON; an exception as it stands in a log."""
+    if isinstance(example, str):
+        yield example
+    elif isinstance(example, dict):
+        yield f"{example.get('kind')}: {example.get('message')}"
+        yield from texts([*example.values()])
+    elif isinstance(example, list):
+        for part in example:
+            yield from texts(part)
+
+
+def test_each_rule_has_an_example():
+    folder = Path(__file__).parent
+    lines = (folder / "recorded/output.txt").read_text().splitlines()
+    for file in (*folder.glob("*.json"), *folder.glob("recorded/*.json")):
+        lines += texts(json.loads(file.read_text()))
+    without = [rule.pattern for rule in RULES if not any(map(rule.search, lines))]
+    assert without == [], f"add one to {folder}/recorded/output.txt"
 
 
 def test_ranks_that_did_not_reach_a_collective_are_named():
