@@ -315,8 +315,8 @@ class _Output:
         query = {"container": now.container, "timestamps": "true"}
         if tail is not None:
             query["tailLines"] = str(tail)
-        # sinceTime is a moment by the node's own clock, as the stamps are. With sinceSeconds as
-        # well the server refuses (422).
+        # sinceTime is a moment by the node's own clock, as the stamps are. The server refuses it
+        # together with sinceSeconds (422).
         if since := (tail is None and self._seen.since) or self.since:
             query["sinceTime"] = since
         query |= {"previous": "true"} if before else {"follow": "true"} if follow else {}

@@ -56,7 +56,7 @@ class TrainJobTarget(IndexedTarget):
         deployment="app.kubernetes.io/name=trainer,app.kubernetes.io/component=manager",
         namespace="kubeflow-system",
         missing="ask for it (2.3), with JobSet",
-        delay=600,  # the Job controller's, see IndexedJob
+        delay=600,  # the Job controller's, see BatchJobTarget
         target="trainjob",
         companions="trainingruntimes",
     )
