@@ -138,13 +138,12 @@ def without_places(error: SpecError, changes: Sequence[Change], document: Docume
     """The error with its problems of changed fields, which have no line, as those of options."""
 
     def at_option(problem: Finding) -> Finding:
-        path = problem.path
+        path, names = problem.path, [str(step) for step in problem.path]
         # A field that the document lacks may be missing in a change of what is around it.
         new = path not in document.keys and path not in document.values
         for change in changes if path else ():
-            if path[: len(change.path)] == change.path or (
-                new and change.path[: len(path)] == path
-            ):
+            field = [str(step) for step in change.path]  # a key of digits is an index there
+            if names[: len(field)] == field or (new and field[: len(names)] == names):
                 # An option of its own name, as --image, stands for the whole path.
                 named = () if change.option else path
                 option = change.option or "--set"

@@ -209,6 +209,7 @@ replicas.workers=3 or 'labels["example.com/team"]=vision'""",
 replicas.workers=3; the items of a list count from 0, as in run.args[0]""",
         ),
         ("run.env.A.B=x", "job.yaml: --set run.env.A: {'B': 'x'} is not text"),
+        ("labels.1=a b", "job.yaml: --set labels.1: 'a b' is not a label value"),
         ("replicas.workers=a", "job.yaml: --set replicas.workers: 'a' is not a whole number"),
         (
             "replicas.wokers=3",
