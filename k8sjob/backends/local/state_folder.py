@@ -377,7 +377,7 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
 def os_error_message(verb: str, path: Path, error: OSError) -> str:
     """The message for an OSError: what failed, why, and how to fix it."""
     full = error.errno in _FULL
-    advice = "free some space there" if full else "check its owner and permissions"
+    advice = "free some space there (k8sjob delete)" if full else "check its owner and permissions"
     return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE} to another folder"
 
 
