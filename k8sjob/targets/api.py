@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PORT_NAME: Final = "pytorchjob-port"
 """The container port whose number the operator injects as MASTER_PORT."""
+CHILD: Final = "child"
+"""The key of Job.child in Job.document, which no manifest has."""
 
 
 class JobState(StrEnum):
@@ -65,8 +67,6 @@ class JobState(StrEnum):
         return _EXIT_CODES.get(self, 101)
 
 
-CHILD: Final = "child"
-"""The key of Job.child in Job.document, which no manifest has."""
 _FINISHED: Final = frozenset(
     {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.DELETED}
 )
@@ -142,6 +142,7 @@ class Companion:
     """An object beside a job that its Pods need; it has the job's name.
 
     Attributes:
+        resource: the plural, in paths.
         template: the file in templates/ that lays it out.
         api_version: of the object; empty: Kubernetes' own.
         use: what the job needs it for, in a sentence.
