@@ -120,6 +120,9 @@ def test_a_namespace_of_several_installed_distributions(text, expected, tmp_path
         (site / f"space_{color}-1.0.dist-info/METADATA").write_text(
             f"Metadata-Version: 2.1\nName: space-{color}\nVersion: 1.0\n"
         )
+        (site / f"space/{color}").mkdir(parents=True)
+        for name in ("__init__.py", "deep.py"):  # Python 3.12 leaves out files that are not there
+            (site / f"space/{color}" / name).touch()
         record = f"space/{color}/__init__.py,,\nspace/{color}/deep.py,,\n"
         (site / f"space_{color}-1.0.dist-info/RECORD").write_text(record)
     monkeypatch.syspath_prepend(str(site))

@@ -2,6 +2,7 @@
 
 import inspect
 import pydoc
+import re
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_the_help_has_all_fields_and_nothing_of_pydantic():
     assert "replicas (Replicas, default Replicas()): How many replicas" in text
     assert "to_yaml(self)" in text
     assert "workers (int, pods, default 0): Workers in" in inspect.getdoc(k8sjob.spec.Replicas)
-    assert not [word for word in ("model_", "Annotated", "validator") if word in text]
+    assert not re.search(r"\bmodel_|Annotated|validator", text)
     assert "Args:" not in str(schema()), "the schema has the fields themselves"
 
 

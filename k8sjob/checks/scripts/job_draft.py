@@ -199,7 +199,8 @@ def _length(lines: list[str], first: int) -> int:
     try:
         return next(ends, 1)
     except (SyntaxError, tokenize.TokenError) as error:
-        is_open = any(text in str(error) for text in ("EOF", "triple-quoted"))
+        # Of 3.12 and later, too: "too many nested parentheses" after 200 that are open.
+        is_open = any(text in str(error) for text in ("EOF", "triple-quoted", "nested paren"))
         return len(lines) - first if is_open else 1
 
 

@@ -131,9 +131,9 @@ def test_what_python_parses_in_quadratic_time_and_memory_is_refused():
         (finding,) = lint_script(text)
         assert finding.id == "script-unfinished"
         assert "a name of more than 1000 parts" in finding.message
-    (finding, *_) = lint_script("x = f'" + "{a}" * 200_000 + "'\n")
+    refused = lint_script("x = f'" + "{a}" * 200_000 + "'\n")
     if sys.version_info < (3, 12):
-        assert "an f-string of more than 1000 values" in finding.message
+        assert "an f-string of more than 1000 values" in refused[0].message
     assert lint_script("x = f'" + "{{a}}" * 20_000 + "'\n") == []  # no value
     assert lint_script("x = '" + "{a}" * 20_000 + "'\ny = 'a b." + "c" * 500_000 + "'\n") == []
 
