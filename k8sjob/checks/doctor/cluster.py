@@ -29,9 +29,9 @@ _DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/
 
 def namespace(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the namespace exists."""
-    refused = facts.error("dry run")
-    unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
-    if facts.missing("namespace") or unheard:
+    error = facts.error("dry run")
+    refused = error is not None and f'namespaces "{facts.namespace}" not found' in error.detail
+    if facts.missing("namespace") or refused:
         yield problem(
             "namespace",
             f"there is no namespace {facts.namespace}",

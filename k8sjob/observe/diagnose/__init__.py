@@ -272,20 +272,20 @@ def _ended_or_did_not_start(facts: Facts) -> Iterator[Finding]:
 
 def _failed_before_deletion(facts: Facts) -> Iterator[Finding]:
     """What had failed, or kept replicas from starting, when the job's deletion was requested."""
-    deleted = moment(facts.job.metadata.get("deletionTimestamp"))
-    if deleted is None:
+    deletion = moment(facts.job.metadata.get("deletionTimestamp"))
+    if deletion is None:
         return
-    before = with_gone_pods(facts) or facts
+    with_gone = with_gone_pods(facts) or facts
     failed = [
         end
-        for end in before.ends
-        if 0 < end.time < deleted.timestamp()
+        for end in with_gone.ends
+        if 0 < end.time < deletion.timestamp()
         and (end.exit_code not in _KILLED or end.why == "OOMKilled")
     ]
-    if first := _first(before, failed):
-        yield _with_similar(before, explain_end(before, first), first, failed)
+    if first := _first(with_gone, failed):
+        yield _with_similar(with_gone, explain_end(with_gone, first), first, failed)
     else:
-        yield from _STARTING(before)
+        yield from _STARTING(with_gone)
 
 
 def _between_ranks(facts: Facts) -> Iterator[Finding]:

@@ -113,7 +113,7 @@ class Watchdog:
         self._message, self._by_main, self._waited = "", False, ""
         self._beats: dict[int, Beat | None] = {}
         self._period = max(0.02, min(1.0, timeout / 20))
-        self._settle = settle(timeout)
+        self._settle_seconds = settle(timeout)
         self._threads = [
             threading.Thread(target=target, daemon=True, name="k8sjob-watchdog")
             for target in [self._watch_clock, *([self._watch_store] if self._store else [])]
@@ -191,7 +191,7 @@ class Watchdog:
         # one that has failed. So only if the one before it ended as long ago, wait for a moment.
         now = time.monotonic()
         if now - self._waits[0] > 0.9 * self._patience:
-            until = now + self._settle
+            until = now + self._settle_seconds
             while self._threads[-1].is_alive() and time.monotonic() < until:
                 if self._alarm.wait(TIMEOUTS.poll):
                     break
@@ -213,7 +213,10 @@ class Watchdog:
             if self._wake.wait(self._period):
                 break
         while self._by_main and not self._closed.wait(self._period):
-            if time.monotonic() - self._last[2] > self._timeout + 5 * self._settle + TIMEOUTS.exit:
+            if (
+                time.monotonic() - self._last[2]
+                > self._timeout + 5 * self._settle_seconds + TIMEOUTS.exit
+            ):
                 break  # the main thread was to end this process, and hangs on its way
         if self._alarm.is_set() and not self._closed.is_set():
             self._end_process()
@@ -251,15 +254,15 @@ class Watchdog:
 
     def _await_others(self) -> None:
         """Let all write before this rank breaks their connections; rank 0, with the store, last."""
-        time.sleep(self._settle * (2 if self._rank == 0 else 1))
+        time.sleep(self._settle_seconds * (2 if self._rank == 0 else 1))
 
     def _find_culprits(self) -> tuple[tuple[int, ...], str]:
         """The culprits, and an explanation."""
         if self._store is None:
-            self._beats = {self._rank: self._seen()}
+            self._beats = {self._rank: self._own_beat()}
             return (self._rank,), explain(self._beats, (self._rank,))
         # The other thread reads the beats, since the store may never answer.
-        if not self._informed.wait(2 * self._settle):
+        if not self._informed.wait(2 * self._settle_seconds):
             return (0,), "the store does not respond; rank 0, its host, is stopped or unreachable"
         guilty = culprits(self._beats)
         return guilty, explain(self._beats, guilty)
@@ -286,7 +289,7 @@ class Watchdog:
     def _answer_alarm(self, store: Store) -> None:
         store.set(_ALARM, self._message)
         self._publish(store)
-        time.sleep(self._settle)
+        time.sleep(self._settle_seconds)
         self._beats = self._read_beats(store)
         self._informed.set()
 
@@ -298,10 +301,10 @@ class Watchdog:
         }
 
     def _publish(self, store: Store) -> None:
-        store.set(f"watchdog/{self._rank}", self._seen().encode())
+        store.set(f"watchdog/{self._rank}", self._own_beat().encode())
         self._publish_more(store)
 
-    def _seen(self) -> Beat:
+    def _own_beat(self) -> Beat:
         """This rank's last beat; with its place if that is late, or after an alarm."""
         phase, step, since = self._last
         alarm = self._alarm.is_set()
@@ -327,7 +330,7 @@ class Watchdog:
         self, wait: Mapping[str, Any], beats: Mapping[int, Beat | None]
     ) -> dict[str, Any]:
         """The warning of a wait, from beats that are no answers to an alarm."""
-        mine = replace(self._seen(), answered=True)
+        mine = replace(self._own_beat(), answered=True)
         current = {rank: b and replace(b, answered=True) for rank, b in beats.items()}
         guilty = culprits(current) if current else (self._rank,)
         text = explain({self._rank: mine, **current}, guilty)

@@ -105,9 +105,9 @@ class Indexed(Job):
             return Object(self.child).status
         rows = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
         pods = {replicas.role: replicas.pods for replicas in self.replicas if replicas.pods}
-        every = [(row, pods.get(row.get("name"), self.nodes)) for row in rows]
+        sized_rows = [(row, pods.get(row.get("name"), self.nodes)) for row in rows]
         return {
-            key: sum((row.get(key) or 0) * each for row, each in every)
+            key: sum((row.get(key) or 0) * pods_per_job for row, pods_per_job in sized_rows)
             for key in ("active", "ready", "succeeded")
         }
 
