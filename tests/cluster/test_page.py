@@ -29,10 +29,10 @@ def test_a_job_on_the_page(either, eventually):
         key = quote(rows["tiny"]["key"])
         assert rows["tiny"]["namespace"] == either.namespace
         with client.stream(f"/api/jobs/{key}/events") as of_job:
-            found = []
-            for _, data in of_job:
-                found += data
-                if [one["data"].get("text") for one in found].count("hello") == 2:
+            texts = []
+            for _, news in of_job:
+                texts += [line["text"] for line in news["lines"]]
+                if texts.count("hello") == 2:
                     break
         status = client.ask(f"/api/jobs/{key}/status")[2]
         assert {one["node"] for one in status["replicas"]} > {""} or status["replicas"][0]["node"]

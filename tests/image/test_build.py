@@ -29,7 +29,7 @@ from k8sjob.image.dependencies import Dependencies
 pytestmark = pytest.mark.system
 REGISTRIES = ("docker",)  # builders need a Debian as well
 
-PROGRAMS = ("sh", "grep", "mkdir", "chown", "cat", "sleep")
+PROGRAMS = ("sh", "grep", "mkdir", "chmod", "chown", "cat", "sleep")
 PIP = """#!/bin/sh
 # Notes what it is asked for, and fails or waits for names that say so.
 for last; do :; done

@@ -15,7 +15,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
-from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind
+from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
@@ -70,7 +70,39 @@ class Creation:
             meta = {"uid": Object(stored).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 self.transport.request("PATCH", where, body={"metadata": meta})
+        self._give_way(ref, created)
         return JobRef.of(created)
+
+    def _give_way(self, ref: JobRef, created: Job) -> None:
+        """Remove a job again if, when it was created, a job of another kind had its name.
+
+        Two clients may see a free name at the same time, and no server refuses the same name of
+        another kind. Each of them looks at the cluster as it was at its own creation, so that of
+        any number exactly the first one stays.
+
+        Raises:
+            JobExists: it was removed.
+        """
+        then = {
+            "fieldSelector": f"metadata.name={ref.name}",
+            "resourceVersion": str(created.metadata.get("resourceVersion")),
+            "resourceVersionMatch": "Exact",
+        }
+        for target in TARGETS:
+            if target is created.target:
+                continue
+            namesakes: list[Json] = []
+            with suppress(ApiError):  # the kind is not served, or may not be read
+                where = job_path(target, ref.namespace)
+                namesakes = self.transport.request("GET", where, query=then).get("items") or []
+            if any(is_ours(raw) or target.job_type(raw, target).is_training for raw in namesakes):
+                with suppress(ApiError):
+                    self.delete_job(created.target, JobRef.of(created))
+                raise JobExists(
+                    f"{ref} already exists: another client created a {target.kind} of that name a"
+                    f" moment earlier, so the new {ref.kind} was removed again; replace the other"
+                    " one, or submit under a generated name"
+                )
 
     def delete_job(self, target: Target, ref: JobRef) -> None:
         """Delete a job of a kind, if the ref has a uid only that one, in the background.

@@ -198,6 +198,7 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
         ("POST", RUNTIMES),
         *[("POST", TRAINJOBS)] * 3,
         ("PATCH", f"{RUNTIMES}/one"),
+        *[("GET", path) for path in (JOBS, BATCH, JOBSETS)],  # of the name, at its creation
     ]
     bodies = [body for method, path, _, body in script.asked if path == TRAINJOBS]
     assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
@@ -225,6 +226,31 @@ def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, scr
     assert (done.outcome, done.ref.uid) == ("attached", "t")
     assert "has changed since it was created, in runtime" in lines[0]
     assert all("dryRun" in query for query in script.of("POST"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_who_create_a_job_of_different_kinds_at_once_the_first_one_stays(
+    backend, script, listed, error, *, indexed, first
+):
+    """Neither of them saw the other's name; each looks at the moment of its own creation."""
+    made = {"kind": "Job", "metadata": job(version=7)["metadata"], "spec": {}}
+    script.on("POST", BATCH, made).on("POST", SERVICES, {"metadata": {"uid": "s"}})
+
+    def then(_, query):
+        asked = {"resourceVersion": "7", "resourceVersionMatch": "Exact"}
+        assert query == {"fieldSelector": "metadata.name=one", **asked}
+        return listed(7, *([] if first else [job(uid="other")]))
+
+    script.on("GET", JOBS, then).on("DELETE", f"{BATCH}/one", {})
+    script.on("GET", ONE, error(404, "NotFound"), job(uid="other"))
+    if first:
+        assert submit_plan(indexed, backend).ref.uid == "uid-1"
+        assert not script.of("DELETE")
+        return
+    with pytest.raises(JobExists, match=r"a PyTorchJob of that name .* the new Job was removed"):
+        submit_plan(indexed, backend, replace=True)
+    (removed,) = [body for method, _, _, body in script.asked if method == "DELETE"]
+    assert removed["preconditions"] == {"uid": "uid-1"}
 
 
 def test_a_jobset_of_others_is_not_made_a_trainjobs(backend, script, train):
