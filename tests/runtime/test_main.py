@@ -6,12 +6,15 @@ import signal
 import struct
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from clocks import COMPILER, Clocks
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
+from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import await_master
 
 NODE_1 = {
     "RANK": "1",
@@ -150,6 +153,23 @@ class TestMastersName:
     def test_a_name_that_resolves_is_enough(self, run):
         environ = {**NODE_1, "MASTER_ADDR": "LocalHost"}
         assert run("", environ=environ, timeouts={"flush": 0.1}).code == 0
+
+    @pytest.mark.parametrize(
+        ("rank", "addr", "wait"),
+        [
+            (0, "job-master-0", False),
+            (1, "job-master-0", True),
+            (1, "127.0.0.1", False),
+            (1, "::1", False),
+            (1, "localhost", False),
+        ],
+    )
+    def test_only_another_pods_name_is_waited_for(self, rank, addr, wait, monkeypatch):
+        names = []
+        monkeypatch.setattr("socket.getaddrinfo", lambda name, _port: names.append(name))
+        inbox = SimpleNamespace(stopping=lambda: False, wait=time.sleep)
+        await_master(NodeEnv(rank, 2, 1, addr, 1), 5, inbox)
+        assert names == [addr] * wait
 
 
 class TestExec:

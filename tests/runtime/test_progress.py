@@ -26,6 +26,14 @@ def test_waiting_is_counted_from_sync_to_what_comes_next():
     assert waiting.seconds == 0
 
 
+def test_a_phase_that_continues_is_counted_when_it_ends():
+    waiting = Waiting()
+    waiting.phase("sync")
+    assert waiting.seconds == 0
+    waiting.phase("evaluate")
+    assert waiting.seconds > 0
+
+
 def test_what_is_computed_meanwhile_is_a_ranks_own():
     clock = iter([5.0, 5.03])
     waiting = Waiting(lambda: next(clock))
