@@ -73,6 +73,6 @@ def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
         from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - of no use for most jobs
 
         torch = pinned("torch").partition("==")[2]
-        # Where lint runs as well, what it reports itself is not said twice.
+        # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
         if (why := too_old(base, torch)) and not (linted and too_old(base)):
             yield f"image.base: {base} has {why}; use a newer base"

@@ -48,8 +48,8 @@ class Forks:
     def __enter__(self) -> Self:
         env = {
             **variables(),
-            # One for all ranks, as the agent gives them; a rank that is to have another one starts
-            # Python anew.
+            # All ranks have the same seed, as under the agent; a rank that needs another one starts
+            # a new Python process.
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",

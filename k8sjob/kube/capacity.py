@@ -142,8 +142,8 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
         asked = asked_by(container, group)
-        # Sidecars go on beside all that starts later; other init containers run one after the
-        # other, so the largest of them counts.
+        # Sidecars keep running beside all that starts later; other init containers run one after
+        # the other, so the largest of them counts.
         if container.get("restartPolicy") == "Always":
             add(always, asked)
             asked = dict(always)

@@ -215,8 +215,8 @@ class Pod(Object):
     @property
     def failed_inits(self) -> Iterator[tuple[Object, Json]]:
         """The statuses of init containers that fail, each with its last end."""
-        # A sidecar is an init container that goes on beside the training; its restarts are no
-        # failure once it has started.
+        # A sidecar is an init container that keeps running beside the training; once it has
+        # started, its restarts are not failures.
         sidecars = {
             container.get("name")
             for container in self.spec.get("initContainers") or ()

@@ -215,8 +215,8 @@ class ShardSampler(DistributedSampler[int]):
         if self.in_blocks:
             first = shard.start + self.rank * shard.count
             return cast("list[int]", self._order[first : first + shard.count].tolist())
-        # Ranks take turns, so that an epoch that was begun by other ranks goes on with the same
-        # samples.
+        # Ranks take turns, so that an epoch which another number of ranks began continues with the
+        # same samples.
         picked = self._order[shard.start + self.rank : shard.end : self.num_replicas]
         return picked.tolist() if shard.count else [int(self._order[0])]
 
@@ -246,7 +246,7 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> torch.Tensor:
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # The sampler's draws must not move the generators that dropout goes on with.
+    # The sampler's draws must not advance the generators that dropout uses.
     before = rng.capture(device)
     rng.seed_all(seed + epoch)
     if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):

@@ -244,7 +244,7 @@ class Run:
         self._position |= {"samples": 0, "seed": self._context.seed, "form": feed.form}
         offset = self._position["offset"]
         self._begin_progress(self._stream_steps, -(-offset // self._accumulate))
-        # A stream has no length: how many batches a step has is known when the ranks have told it.
+        # A stream has no length: the batches of a step are known only once all ranks have reported.
         for window in feed.windows(offset, self._accumulate):
             if not all(shard.count for shard, _ in window):
                 self._check_norms('use tail="drop"')

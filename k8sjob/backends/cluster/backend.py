@@ -80,8 +80,8 @@ class ClusterBackend(Creation):
         ref = self.ref_of(job)
         for target in TARGETS:
             if target is not job.target:
-                # A kind that is not served, or that the user may not read, has no job as far as can
-                # be told.
+                # The kind may not be served, or the user may not read it: then no job of it is
+                # known.
                 with suppress(JobNotFound, ApiError):
                     existing = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
                     if is_ours(existing.raw) or existing.is_training:

@@ -193,7 +193,7 @@ def _process_group_missing(script: Script) -> Iterator[Finding]:
     if script.makes_group or not script.self_contained or not script.is_program:
         return
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
-        # A sampler asks for the group only to learn what it was not told.
+        # With num_replicas, a sampler does not ask the default group for its size.
         if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
             continue
         yield script.at(call, "process-group-missing", name=script.last_name(call.func))

@@ -486,7 +486,7 @@ class Recorder:
         for parameter in parameters:
             # Of no model that was called: a parameter that the script has made alone.
             self._names.setdefault(id(parameter), f"parameter {len(self._names)}")
-        # Here, as training goes on after a checkpoint: the files of the save are complete by now.
+        # Training continues after a checkpoint, so the files of the save are complete by now.
         self._snapshot()
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         self._rates = [group.get("lr") for group in optimizer.param_groups]

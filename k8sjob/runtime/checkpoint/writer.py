@@ -244,8 +244,8 @@ class Checkpointer:
             TypeError: the state holds something that could not be loaded again safely.
             OSError: none can be saved there, or not in the form that was asked for.
         """
-        # All ranks take this branch alike: by the settings, and by what _look() has told all of
-        # them.
+        # All ranks take the same branch: it depends on the settings, and on what _look() has sent
+        # to all ranks.
         divided = parts if parts and self._writes_parts(sharded=sharded) else None
         mine = (divided or whole)()
         save = self._begin(kind, step, state, rng_stream, position)
@@ -279,7 +279,7 @@ class Checkpointer:
         if self._leads:
             check_state({**save.common, **part.marked})
         mine = self._new_draft(save, folder=True) if self._leads else None
-        # None: rank 0 has no room for a draft, and has said so; the training continues everywhere.
+        # None: rank 0 has no room for a draft, and has logged it; training continues on all ranks.
         name = self._group.broadcast_bytes(mine.name.encode() if mine else None)
         if name is None:
             return

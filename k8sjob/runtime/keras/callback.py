@@ -229,7 +229,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     def _variables(self) -> Mapping[str, Sequence[Any]]:
         """The variables of a checkpoint: the model's weights and seeds, and the optimizer's."""
-        # Metrics begin anew in each epoch, and a checkpoint is of an epoch's end.
+        # Metrics are reset in each epoch, and a checkpoint is written at the end of an epoch.
         metrics = {id(variable) for variable in self.model.metrics_variables}
         of_model = [variable for variable in self.model.variables if id(variable) not in metrics]
         return {"model": of_model, "optimizer": self.model.optimizer.variables}
