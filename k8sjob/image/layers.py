@@ -26,7 +26,7 @@ from k8sjob.image.registry.blob_content import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.image.secrets import SecretScanner
 from k8sjob.rendering.dockerfile import HOME, runtime_files
-from k8sjob.rendering.manifest import IMAGE_UID, container_argv
+from k8sjob.rendering.manifest import IMAGE_UID, IMAGE_USER, container_argv
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,6 @@ BASE_NAME: Final = "org.opencontainers.image.base.name"
 BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
 """The same with the digest of the base's manifest."""
 _CREATED: Final = "1970-01-01T00:00:00Z"
-_USER_NAME: Final = "k8sjob"
 DEPS_BIN: Final = f"{DEPS_HOME}/bin"
 """The commands of installed packages."""
 _PTH_FILE: Final = "zz-k8sjob-deps.pth"
@@ -285,7 +284,7 @@ def append_code(base: BaseImage, layer: Layer, spec: JobSpec) -> Appended:
     variables = environment(base.config)
     paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
     variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
-    variables |= {"HOME": HOME, "USER": _USER_NAME}
+    variables |= {"HOME": HOME, "USER": IMAGE_USER}
     user = f"{IMAGE_UID}:{IMAGE_UID}"
     run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command, *args]}
     return _append(base, [layer], variables, run, "k8sjob push")

@@ -18,7 +18,7 @@ from k8sjob.errors import ImageError, RenderError, SpecError
 from k8sjob.files import whole_folder, write_files
 from k8sjob.findings import invalid
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
-from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
+from k8sjob.rendering.manifest import IMAGE_UID, IMAGE_USER, container_argv, render
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import TARGETS
 from k8sjob.temporary import DRAFT
@@ -272,9 +272,10 @@ def _below(image: Image, base: str) -> dict[str, Any]:
         "pip_secret": _PIP_CONF,
         "user": f"{IMAGE_UID}:{IMAGE_UID}",
         "owner": f"{IMAGE_UID}:0",
+        "user_name": IMAGE_USER,
         "home": HOME,
         "passwd_pattern": [f"^[^:]*:[^:]*:{IMAGE_UID}:"],
-        "passwd_line": [f"k8sjob:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],
+        "passwd_line": [f"{IMAGE_USER}:x:{IMAGE_UID}:{IMAGE_UID}::{HOME}:/bin/sh"],
         "workdir": WORKDIR,
     }
 
