@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.spec import schema
 from k8sjob.targets.jobs import job_of
 
 RECORDED = {
@@ -23,6 +25,23 @@ NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 REF = JobRef("job", "ns", "u")
 MASTER, WORKER, PAIR = {"Master": 1}, {"Worker": 1}, {"Master": 1, "Worker": 1}
 """How many replicas a job has."""
+
+
+def _fields(part, above=""):
+    """The names of fields of a job.yaml that nothing else has: `node_selector`, `run.args`."""
+    part = schema()["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+    for several in ("anyOf", "oneOf", "allOf"):
+        for inner in part.get(several, ()):
+            yield from _fields(inner, above)
+    yield from _fields(part["items"], f"{above}[]") if "items" in part else ()
+    for name, inner in part.get("properties", {}).items():
+        yield from [name] * ("_" in name) + [f"{above}.{name}"] * bool(above)
+        yield from _fields(inner, name)
+
+
+_NAMES = "|".join(sorted(map(re.escape, {*_fields(schema())} - {"resources.requests"})))
+OF_JOB_YAML = re.compile(rf"job\.yaml|(?<![\w.\]])(?:{_NAMES})\b(?!\()")
+"""What only a job.yaml has, and nothing that `why` says of the jobs of others may have."""
 
 
 def replayed(recorded, *, logs=True, related=True, now=None):

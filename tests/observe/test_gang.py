@@ -69,7 +69,9 @@ def test_a_pod_group_of_the_coscheduling_plugin_has_no_queue():
 
 def test_the_next_step_has_the_queue_as_one_word_and_the_field_of_a_manifest():
     [finding] = why(lambda group, _: group["spec"].update(queue="a; reboot"))
-    assert finding.next_step.endswith(" change schedulingPolicy.queue; " + LOOK + "'a; reboot'")
+    assert finding.next_step.endswith(
+        " change spec.runPolicy.schedulingPolicy.queue; " + LOOK + "'a; reboot'"
+    )
 
 
 def test_an_admitted_pod_group_is_no_cause():

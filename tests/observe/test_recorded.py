@@ -11,8 +11,9 @@ import pytest
 from hostile import changed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observed import RECORDED, lacking, replayed
+from observed import OF_JOB_YAML, RECORDED, lacking, replayed
 
+from k8sjob.kube.objects import is_ours
 from k8sjob.observe.diagnose.containers import explain_pull
 
 BY_OUTPUT = {"inner-exception", "jobset-restart", "leaves", "two-causes"}
@@ -30,6 +31,9 @@ def test_a_recorded_job(name):
     )
     assert seen.get("step", "") in first.next_step
     assert first.next_step
+    if not is_ours(seen["job"]):
+        texts = [text for f in (first, *others) for text in (f.message, f.next_step)]
+        assert not list(filter(OF_JOB_YAML.search, texts))
     assert [finding.id for finding in others] == seen.get("others", [])
 
 
@@ -86,6 +90,7 @@ def test_what_the_constraints_of_openshift_refuse(refusals, shown):
     assert f": OpenShift refuses it: {shown}; namespace team allows " in finding.message
 
 
+CONTAINER = "spec.pytorchReplicaSpecs.Master.template.spec.containers[0]"
 STATE = "pods.0.status.containerStatuses.0.state"
 INIT = "pods.0.status.initContainerStatuses.0"
 FAILED = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
@@ -157,9 +162,9 @@ def short_of(resource, amount):
          refused('job "a-1" creation failed with error: jobs.batch "a-1" already exists'),
          "name-taken | : a-1 already exists", "kubectl get jobs.batch a-1 -n team"),
         ("cpus", short_of("memory", "4Ti"), "unschedulable | (it requests 4Ti, and the largest",
-         "waiting will not help: lower resources.limits.memory, or use more, smaller replicas"),
+         f"waiting will not help: lower {CONTAINER}.resources.limits.memory, or use more, smal"),
         ("cpus", short_of("cpu", "1"), "unschedulable | 1 has too little cpu free (it requests 1)",
-         "lower resources.requests.cpu, or wait until others have ended"),
+         f"lower {CONTAINER}.resources.requests.cpu, or wait until others have ended"),
         ("cpus", {**short_of("cpu", "9"), "related": []}, "unschedulable | (it requests 9)",
          "wait until others have ended"),
         ("cpus", short_of("example.com/gpu", "8"), "unschedulable | no node offers any example.com",
@@ -186,12 +191,12 @@ def short_of(resource, amount):
          "image | ", ""),
         *(("selector", unplaced(reason), "unschedulable | ", step) for reason, step in (
             ("didn't satisfy existing pods anti-affinity rules", "their anti-affinity"),
-            ("didn't match pod anti-affinity rules", "correct `affinity`"),
-            ("didn't match pod topology spread constraints", "`topology_spread`"),
+            ("didn't match pod anti-affinity rules", "Master.template.spec.affinity"),
+            ("didn't match pod topology spread constraints", "spec.topologySpreadConstraints"),
             ("had volume node affinity conflict", "another zone"),
             ("exceed max volume count", "fewer volumes"),
             ("were never heard of", "for the full message: kubectl describe"),
-            ("had untolerated taint {dedicated: gpu}", "add `tolerations`"),
+            ("had untolerated taint {dedicated: gpu}", ".spec.tolerations"),
             ("had untolerated taint {node.kubernetes.io/not-ready: }", "wait, or have"),
             ("had untolerated taint {node.kubernetes.io/disk-pressure: }", "wait, or have"),
             ("had untolerated taint {karpenter.sh/disrupted: }", "wait, or have"),

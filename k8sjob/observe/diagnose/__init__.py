@@ -87,7 +87,7 @@ def diagnose(
     explained = any("master-0" in finding.replicas for finding in findings)
     findings += master_awaited(facts, explained=explained)
     if not (facts.local or is_ours(snapshot.job.raw)):
-        findings = [replace(f, next_step=in_manifest(f.next_step)) for f in findings]
+        findings = [in_manifest(facts, finding) for finding in findings]
     return sorted(findings, key=lambda finding: finding.severity is Severity.WARNING)
 
 

@@ -170,8 +170,8 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
     if facts.now > end + _ANSWER:
         yield Finding(
             Cause.DEADLINE,
-            f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
-            " not acted on it since",
+            f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and"
+            f" {facts.target.controller.name} has not acted on it since",
             f"any change triggers it: kubectl label {facts.kubectl_name} --overwrite"
             " k8sjob/look=now",
         )
@@ -377,13 +377,13 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     )
     replicas = tuple(pod.replica for pod in pods)
     situation = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
-    policy = "; policy.clean_pod_policy: Running lets the operator do so by itself at the end"
+    policy = "; policy.clean_pod_policy: Running removes them by itself at the end"
     yield Finding(
         Cause.LEFTOVER,
         f"{listed(replicas)}: {situation} though the job ended ({facts.status.state})"
         f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
         f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
-        + (policy if keeps_pods else "; the operator should have done so: check whether it runs"),
+        + (policy if keeps_pods else f"; {facts.target.controller.name} should have done so"),
         replicas=replicas,
     )
 

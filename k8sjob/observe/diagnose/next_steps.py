@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind
+from k8sjob.findings import field_path
+from k8sjob.kube.objects import training
 from k8sjob.observe.diagnose.finding import load_data
 from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
+    from k8sjob.findings import Finding
     from k8sjob.observe.diagnose.facts import Facts
 
 _OF_ONE_POD: Final = frozenset(
@@ -33,8 +37,20 @@ def equal_steps(facts: Facts) -> str:
     return step
 
 
-def in_manifest(next_step: str) -> str:
-    """A next step with the fields of a manifest in place of those of a job.yaml."""
+def in_manifest(facts: Facts, finding: Finding) -> Finding:
+    """The finding with the fields of the job's own object in place of those of a job.yaml."""
+    step, roles = finding.next_step, facts.job.replicas
     for pattern, text in _FIELDS.items():
-        next_step = re.sub(pattern, text, next_step)
-    return next_step
+        step = re.sub(pattern, text, step)
+    of_replica = (role for name in finding.replicas for role in roles if name in role)
+    role = next(of_replica, roles[0] if roles else None)
+    every = (role.pod.get("containers") if role else None) or ()
+    index = next((n for n, container in enumerate(every) if container is training(every)), "")
+    step = step.replace("{container}", f"{{pod}}containers[{index}].")
+    places = {"policy": f"{field_path(facts.target.policy_at)}."}
+    # The template of a TrainJob is in another object, its runtime.
+    if role and role.path[:1] == ("spec",):
+        places["pod"] = f"{field_path((*role.path, 'spec'))}."
+    # A sentence has the whole path once.
+    step = re.sub(r"\{(pod|policy)\}", lambda place: places.pop(place[1], ""), step)
+    return replace(finding, next_step=step)
