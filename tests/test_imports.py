@@ -82,6 +82,11 @@ def test_the_command_line_starts_light():
     assert not names & {"pydantic", "rich", "jinja2", "yaml", "torch", "kubernetes", "urllib3"}
 
 
+@pytest.mark.parametrize("command", ["list", "status", "why", "watch", "logs", "delete"])
+def test_jobs_are_observed_without_what_reads_a_job_file(command):
+    assert not loaded(f"import k8sjob.cli.{command}") & {"pydantic", "jinja2", "kubernetes"}
+
+
 def test_a_job_is_checked_without_a_look_at_what_is_installed():
     start = "from k8sjob.cli.program import program\nprogram.get_command(None, 'validate')"
     assert "email" not in loaded(start)  # of importlib.metadata

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import (
     SAME,
-    config_of,
     difference,
     normal,
     pods,
@@ -29,6 +28,7 @@ from k8sjob.rendering.merge import leaves, merge
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import (
     READERS,
+    config_of,
     is_job,
     job_of,
     keyed,

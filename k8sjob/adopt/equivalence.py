@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent, decode_object
+from k8sjob.contract import AGENT, CONFIG_ENV, after_agent
 from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     MANAGED_BY,
@@ -14,12 +14,13 @@ from k8sjob.kube.objects import (
     Json,
     Object,
     at_path,
+    mappings,
     training,
 )
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.merge import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
-from k8sjob.targets.jobs import job_of, of_kind, reader_of
+from k8sjob.targets.jobs import config_of, job_of, reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,23 +39,6 @@ _MARKS: Final = (
     ("annotations", IMAGE_ORIGIN, None),
 )
 """Metadata that k8sjob adds: the group, the key, and the value if another counts."""
-
-
-def config_of(manifest: Json) -> str | None:
-    """The value of K8SJOB_CONFIG in the first training process that has one."""
-    at = of_kind(manifest.get("kind")).process_at
-    processes = [at_path(manifest, *at) or {}] if at else []
-    for _, pod in pods(manifest):
-        containers = mappings(pod.get("containers"))
-        processes += [trainer for trainer in containers if trainer.get("name") in CONTAINER_NAMES]
-    variables = (variable for process in processes for variable in mappings(process.get("env")))
-    values = (variable.get("value") for variable in variables if variable.get("name") == CONFIG_ENV)
-    return next(map(str, values), None)
-
-
-def settings_of(manifest: Json) -> Json:
-    """What K8SJOB_CONFIG holds; empty if k8sjob has not rendered the manifest."""
-    return decode_object(config_of(manifest) or "") or {}
 
 
 def normal(manifest: Json, *, config: bool) -> Json:
@@ -84,11 +68,6 @@ def pods(manifest: Json) -> Iterator[tuple[str, Json]]:
     job = job_of(manifest)
     for role in job.replicas:
         yield role.role, Object(at_path(manifest, *role.path)).spec
-
-
-def mappings(value: Any) -> list[Json]:
-    """The mappings in a list; none where there is no list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _without_empty(value: Any) -> Any:

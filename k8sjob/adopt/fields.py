@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.equivalence import default_pull_policy, mappings, pods, same, settings_of
+from k8sjob.adopt.equivalence import default_pull_policy, pods, same
 from k8sjob.contract import CONFIG_ENV, Role, after_agent
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import (
@@ -18,11 +18,12 @@ from k8sjob.kube.objects import (
     TOPOLOGY,
     Json,
     Object,
+    mappings,
     training,
 )
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.merge import merge
-from k8sjob.targets.jobs import job_of, reader_of
+from k8sjob.targets.jobs import job_of, reader_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobFile, job_command, with_target
-from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
+from k8sjob.cli.jobfile import JobFile, job_command, target_option, with_target
+from k8sjob.cli.options import image_option, onto_option, plain_http_option
 from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.environment import no_colors
 from k8sjob.errors import K8sJobError

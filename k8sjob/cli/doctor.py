@@ -14,8 +14,8 @@ from k8sjob.checks.doctor import Report, examine, gather
 from k8sjob.checks.doctor.check import problem, verdict, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobFile, job_command, with_target
-from k8sjob.cli.options import AUTO, format_option, target_option
+from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option, with_target
+from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError

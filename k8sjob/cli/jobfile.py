@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.options import AUTO
 from k8sjob.cli.output import print_status
 from k8sjob.findings import field_path
 from k8sjob.spec import JobSpec, load
@@ -19,6 +18,7 @@ from k8sjob.spec.base import field_paths
 from k8sjob.spec.changes import Change, path_of
 from k8sjob.spec.errors import field_values
 from k8sjob.spec.load import folder_of, located
+from k8sjob.targets.jobs import TARGETS
 from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ _SHORT_OPTIONS: Final = {
     "gpus": ("resources.gpus", "N", int, "GPUs of each replica."),
 }
 """Options for the fields that are changed most: field, metavar, type, help."""
+AUTO: Final = "auto"
+target_option = click.option(
+    "--target",
+    type=click.Choice([*(target.name for target in TARGETS), AUTO]),
+    help="The kind of object that the job becomes, instead of the file's. auto: the first kind"
+    " that the cluster can run.",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.observe.training import Progress
 from k8sjob.sanitize import integer, safe_json, text
 from k8sjob.view.follow import Interrupts, batches
-from k8sjob.view.lines import LinePrinter, phrase, position
+from k8sjob.view.formats import position
+from k8sjob.view.lines import LinePrinter, phrase
 from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.targets.jobs import TARGETS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -35,13 +33,6 @@ plain_http_option = click.option(
     metavar="HOST",
     envvar="K8SJOB_PLAIN_HTTP",
     help="A registry (host[:port]) that has no TLS; may be given more than once.",
-)
-AUTO: Final = "auto"
-target_option = click.option(
-    "--target",
-    type=click.Choice([*(target.name for target in TARGETS), AUTO]),
-    help="The kind of object that the job becomes, instead of the file's. auto: the first kind"
-    " that the cluster can run.",
 )
 selector_option = click.option(
     "-l",

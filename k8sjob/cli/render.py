@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, job_command
-from k8sjob.cli.options import AUTO, image_option, target_option
+from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option
+from k8sjob.cli.options import image_option
 from k8sjob.cli.output import print_status, text, warn, warn_of_secrets
 from k8sjob.rendering import dockerfile, remarks, render, write_context
 

@@ -18,7 +18,7 @@ from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.training import POSITION
 from k8sjob.view.cards import replica_table
-from k8sjob.view.lines import environment
+from k8sjob.view.formats import environment
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:

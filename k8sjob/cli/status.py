@@ -17,6 +17,7 @@ from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
+from k8sjob.view.formats import duration, last_line
 from k8sjob.view.json_output import (
     image,
     job_document,
@@ -24,7 +25,6 @@ from k8sjob.view.json_output import (
     provenance,
     running_digest,
 )
-from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -10,15 +10,13 @@ import click
 
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import JobFile, job_command, with_target
+from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option, with_target
 from k8sjob.cli.lint import old_base, show_lint_errors
 from k8sjob.cli.options import (
-    AUTO,
     build_option,
     image_option,
     onto_option,
     plain_http_option,
-    target_option,
 )
 from k8sjob.cli.output import document, line, print_status, text, warn
 from k8sjob.errors import BackendError, JobExists

@@ -19,7 +19,8 @@ from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.targets.api import JobState
-from k8sjob.view.lines import environment, finding_lines
+from k8sjob.view.formats import environment
+from k8sjob.view.lines import finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import LOCAL
 from k8sjob.kube.objects import QUEUE
 from k8sjob.observe.status import job_status
+from k8sjob.targets.jobs import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

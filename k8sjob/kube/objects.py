@@ -34,6 +34,11 @@ def at_path(value: Any, *path: str | int) -> Any:
     return value
 
 
+def mappings(value: Any) -> list[Json]:
+    """The mappings in a list; none where there is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def is_name(text: object) -> bool:
     """Whether it may be a name in Kubernetes, or none.
 

@@ -9,13 +9,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
-from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAMES, Reason, Role
 from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import replica_names, replica_of
+from k8sjob.targets.jobs import replica_names, replica_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

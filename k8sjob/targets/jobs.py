@@ -8,10 +8,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import Role
+from k8sjob.contract import CONFIG_ENV, CONTAINER_NAMES, Role, decode_object
 from k8sjob.findings import field_path
 from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
-from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
+from k8sjob.kube.objects import (
+    PRIORITY,
+    QUEUE,
+    Object,
+    at_path,
+    event_time,
+    mappings,
+    moment,
+)
 from k8sjob.targets.indexed.adopt import IndexedReader
 from k8sjob.targets.jobset.adopt import JobSetReader
 from k8sjob.targets.pytorchjob.adopt import PyTorchJobReader
@@ -181,6 +189,23 @@ def excess(job: Job) -> str:
     """That a job has more than MOST_REPLICAS, as the end of a sentence; else empty."""
     count = len(replica_names(job))
     return f"has {count:,} replicas, more than {MOST_REPLICAS:,}" if count > MOST_REPLICAS else ""
+
+
+def config_of(manifest: Json) -> str | None:
+    """The value of K8SJOB_CONFIG in the first training process that has one."""
+    at = of_kind(manifest.get("kind")).process_at
+    processes = [at_path(manifest, *at) or {}] if at else []
+    for role in job_of(manifest).replicas:
+        containers = mappings(Object(at_path(manifest, *role.path)).spec.get("containers"))
+        processes += [trainer for trainer in containers if trainer.get("name") in CONTAINER_NAMES]
+    variables = (variable for process in processes for variable in mappings(process.get("env")))
+    values = (variable.get("value") for variable in variables if variable.get("name") == CONFIG_ENV)
+    return next(map(str, values), None)
+
+
+def settings_of(manifest: Json) -> Json:
+    """What K8SJOB_CONFIG holds; empty if k8sjob has not rendered the manifest."""
+    return decode_object(config_of(manifest) or "") or {}
 
 
 def references(job: Job) -> list[ObjectReference]:

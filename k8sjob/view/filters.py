@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import RUNTIME_HOME, Event, EventKind, counted
 from k8sjob.observe.training import Progress
 from k8sjob.sanitize import flat, text
-from k8sjob.view.lines import duration, file_name, number
+from k8sjob.view.formats import duration, file_name, number
 from k8sjob.view.summary import REPEATS, JobSummary
 
 if TYPE_CHECKING:

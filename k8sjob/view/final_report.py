@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from k8sjob.view.lines import STATE_STYLE, duration, finding_lines, number
+from k8sjob.view.formats import duration, number
+from k8sjob.view.lines import STATE_STYLE, finding_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -21,7 +21,7 @@ from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import pod_specs
-from k8sjob.view.lines import duration, position, started
+from k8sjob.view.formats import duration, position, started
 
 if TYPE_CHECKING:
     import threading

@@ -12,17 +12,8 @@ from rich.text import Text
 from k8sjob.contract import Event, EventKind, counted
 from k8sjob.sanitize import integer, real, text
 from k8sjob.view.filters import ShownEvents
-from k8sjob.view.lines import (
-    NAME_WIDTH,
-    STATE_STYLE,
-    JobClock,
-    LinePrinter,
-    color,
-    costs,
-    duration,
-    position,
-    started,
-)
+from k8sjob.view.formats import costs, duration, position, started
+from k8sjob.view.lines import NAME_WIDTH, STATE_STYLE, JobClock, LinePrinter, color
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -25,7 +25,8 @@ from k8sjob.html_card import bar, card, curve, finding_parts, folded, paragraph,
 from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
-from k8sjob.view.lines import JobClock, LinePrinter, costs, duration, position, started
+from k8sjob.view.formats import costs, duration, position, started
+from k8sjob.view.lines import JobClock, LinePrinter
 from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
 from k8sjob.view.summary import JobSummary
 

@@ -8,7 +8,7 @@ from view.conftest import summary_of
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.final_report import plot, report
-from k8sjob.view.lines import number
+from k8sjob.view.formats import number
 
 
 def test_a_falling_line_falls_from_corner_to_corner():

@@ -15,7 +15,7 @@ from view.conftest import ANY_EVENTS, summary_of
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.final_report import report
-from k8sjob.view.lines import duration, last_line
+from k8sjob.view.formats import duration, last_line
 from k8sjob.view.live import LiveView, Panel
 from k8sjob.view.views import (
     EVERY_S,
