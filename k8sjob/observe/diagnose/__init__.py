@@ -131,7 +131,7 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     # A rank that lost a peer says nothing new where the peer's end is known.
     has_cause = bool(failed or displacements)
     failed += [end for end in facts.restarts if not (has_cause and is_consequence(facts, end))]
-    if job.ended_by_deadline(facts):
+    if facts.ended_by_deadline:
         # The operator, or a kubelet, stops what still runs at the deadline.
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)

@@ -42,6 +42,7 @@ _SECOND: Final = 1.0
 _STOPPED_SECONDS: Final = 900.0
 """A job that is stopped so soon after a restart in place may have been stopped because of it."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
+_DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
     r' "type": "(?P<type>[^"\\]*)", "message": "(?P<message>(?:[^"\\]|\\.)*)'
@@ -235,6 +236,20 @@ class Facts:
         namespaces = map(Object, self.of_kind("Namespace"))
         stamps = (namespace.metadata.get("deletionTimestamp") for namespace in namespaces)
         return moment(next(filter(None, stamps), None))
+
+    @cached_property
+    def ended_by_deadline(self) -> bool:
+        """Whether the operator, or a kubelet by the same deadline of a Pod, ended the job."""
+        if self.status.state is not JobState.FAILED:
+            return False
+        # A kubelet whose clock is ahead ends its Pod before the operator's deadline, and with a
+        # backoffLimit of 0 a failed Pod counts first: then the condition names another reason.
+        by_kubelet = any(
+            pod.status.get("reason") == "DeadlineExceeded"
+            and pod.spec.get("activeDeadlineSeconds") == self.job.active_deadline
+            for pod in self.pods
+        )
+        return by_kubelet or any(text in self.status.message for text in _DEADLINE)
 
     @cached_property
     def kubelet_kills(self) -> dict[str, Json]:

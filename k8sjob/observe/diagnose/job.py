@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 SUPERVISOR_GONE: Final = frozenset(LocalReason) - {LocalReason.STOPPED}
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
-_DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
 _LIMIT_REACHED: Final = ("backoff limit", "max_restarts is", "max number of restarts")
 _AGAIN: Final = (
     "run the job again: a session continues from the newest checkpoint if the spec has"
@@ -98,26 +97,13 @@ def deleting(facts: Facts) -> Iterator[Finding]:
     yield Finding(Cause.DELETING, problem, step)
 
 
-def ended_by_deadline(facts: Facts) -> bool:
-    """Whether the operator, or a kubelet by the same deadline of a Pod, ended the job."""
-    if facts.status.state is not JobState.FAILED:
-        return False
-    # A kubelet whose clock is ahead ends its Pod before the operator's deadline, and with a
-    # backoffLimit of 0 a failed Pod counts first: then the condition names another reason.
-    by_kubelet = any(
-        pod.status.get("reason") == "DeadlineExceeded"
-        and pod.spec.get("activeDeadlineSeconds") == facts.job.active_deadline
-        for pod in facts.pods
-    )
-    return by_kubelet or any(text in facts.status.message for text in _DEADLINE)
-
-
 def limits(facts: Facts) -> Iterator[Finding]:
     """The job was ended because it had run for too long."""
-    if ended_by_deadline(facts):
+    if facts.ended_by_deadline:
+        seconds = facts.job.active_deadline or ""
         yield Finding(
             Cause.DEADLINE,
-            f"the job reached its deadline of {facts.job.active_deadline} s",
+            f"the job reached its deadline{seconds and f' of {seconds} s'}",
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
@@ -126,7 +112,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 def restart_limit(facts: Facts) -> Iterator[Finding]:
     """The job was restarted as often as allowed, and nothing shows why."""
     message = facts.status.message
-    if facts.status.state is not JobState.FAILED or ended_by_deadline(facts):
+    if facts.status.state is not JobState.FAILED or facts.ended_by_deadline:
         return
     if any(text in message for text in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"

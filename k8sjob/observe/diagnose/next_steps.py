@@ -48,8 +48,8 @@ def in_manifest(facts: Facts, finding: Finding) -> Finding:
     index = next((n for n, container in enumerate(every) if container is training(every)), "")
     step = step.replace("{container}", f"{{pod}}containers[{index}].")
     places = {"policy": f"{field_path(facts.target.policy_at)}."}
-    # The template of a TrainJob is in another object, its runtime.
-    if role and role.path[:1] == ("spec",):
+    # The template of a TrainJob is in another object, its runtime; a Pod has none.
+    if role and (role.path[:1] == ("spec",) or "containers" in facts.job.spec):
         places["pod"] = f"{field_path((*role.path, 'spec'))}."
     # A sentence has the whole path once.
     step = re.sub(r"\{(pod|policy)\}", lambda place: places.pop(place[1], ""), step)

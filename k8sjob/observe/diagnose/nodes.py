@@ -219,8 +219,10 @@ def _matters(facts: Facts, event: Json) -> bool:
         return False  # a probe or a hook: see exits._ended_by_kubelet
     if subject.get("fieldPath", "") not in facts.training_fields:
         return False
-    by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
-        status.finished is not None and at >= status.finished
+    by_operator = (
+        facts.ended_by_deadline
+        or status.state in (JobState.SUSPENDED, JobState.QUEUED)
+        or (status.finished is not None and at >= status.finished)
     )
     # A JobSet that restarts deletes the Pods of all of its Jobs.
     by_operator |= any(

@@ -101,7 +101,8 @@ def _is_less_specific(explanation: Explanation, explanations: Iterable[Explanati
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
     replicas = (facts.job.replica_named(name) for name in _QUOTED.findall(message))
-    return next(filter(None, replicas), "")
+    # The random name of a Pod that was refused is none that another will have.
+    return next((replica for replica in replicas if replica in facts.ranks), "")
 
 
 def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
@@ -131,7 +132,8 @@ def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     successes = {refused: success for refused, *success in creations}
     reason, prefix = successes[refusal["reason"]]
     is_pod = reason == creations[0][1]
-    if not facts.missing if not replica else is_pod and replica not in facts.missing:
+    all_there = bool(facts.pods) and not facts.missing
+    if is_pod and replica not in facts.missing if replica else all_there:
         return True
     created = (
         event.get("message", "").removeprefix(prefix)
