@@ -1,5 +1,6 @@
 """The transport over the Python client: credentials that change, and what is asked again."""
 
+import base64
 import json
 import logging
 import subprocess
@@ -125,6 +126,28 @@ def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token
     assert not apiserver.asked
 
 
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
+def test_what_is_in_the_kubeconfig_is_read_without_the_client(
+    python, apiserver, certificate, tmp_path, monkeypatch
+):
+    encoded = base64.b64encode(certificate.read_bytes()).decode()
+    (tmp_path / "ca.crt").write_bytes(certificate.with_suffix(".pem.crt").read_bytes())
+    of_user = {"client-certificate-data": encoded, "client-key-data": encoded}
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    clusters = [
+        {"certificate-authority": "ca.crt"},  # relative to its kubeconfig
+        {"certificate-authority-data": encoded},
+        {"certificate-authority": None, "insecure-skip-tls-verify": True},
+    ]
+    for cluster in clusters:
+        apiserver.on(GOOD)
+        python({**of_user, "username": "ann", "password": "p"}, **cluster).request("GET", NODES)
+        assert tokens(apiserver) == ["Basic YW5uOnA="]
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    with pytest.raises(BackendError, match="the Python client of Kubernetes is missing"):
+        python({"token": "t"})
+
+
 def test_to_act_as_somebody_else(python, apiserver):
     there = python({"token": "t", "as": "bob", "as-groups": ["a", "b"]})
     apiserver.on(GOOD)
@@ -182,11 +205,11 @@ def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):
         python(server="https://127.0.0.1:1", **{"certificate-authority": "/nowhere"})
 
 
-def test_without_the_client_its_package_is_named(kubeconfig):
+def test_without_the_client_the_package_that_plugins_need_is_named(kubeconfig, plugin):
     code = (
         "import sys; sys.modules['kubernetes'] = None\n"
         "from k8sjob.backends.cluster import connect\n"
-        f"connect(kubeconfig={str(kubeconfig())!r}, client='python')"
+        f"connect(kubeconfig={str(kubeconfig(plugin[0]))!r}, client='python')"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]

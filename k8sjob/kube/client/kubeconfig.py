@@ -1,8 +1,8 @@
 """Kubeconfig files: which cluster, as which user, and what can be wrong with them.
 
-Both transports let their client read the files; what is read here is what messages and requests
-need besides. Where KUBECONFIG is a list the first value counts, as with kubectl (the Python client
-takes the last current-context), so the context is always passed on by its name.
+kubectl, and the Python client where it is needed, read the files themselves. Where KUBECONFIG is a
+list the first value counts, as with kubectl (the Python client takes the last current-context), so
+the context is always passed on by its name.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _TYPES: Final = (
     ("insecure-skip-tls-verify", bool, "is neither true nor false; remove the quotes"),
 )
 """Fields of clusters, users and contexts with their types; kubectl refuses others, too."""
+_HAVE_PATHS: Final = ("clusters", "users")
+_PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 _ENTRIES: Final = (("clusters", "cluster"), ("users", "user"), ("contexts", "context"))
 
 _Config = dict[str, Any]
@@ -57,6 +59,8 @@ class Access:
         plugin: the program that gets the user's credentials; empty if none is needed.
         hint: how to install it, from the kubeconfig.
         headers: those of impersonation.
+        cluster: the cluster's fields in the kubeconfig, paths absolute; empty inside a pod.
+        user: the user's, in the same way.
     """
 
     context: str
@@ -66,6 +70,8 @@ class Access:
     plugin: str = ""
     hint: str = ""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    cluster: _Config = field(default_factory=dict, repr=False)
+    user: _Config = field(default_factory=dict, repr=False)
 
     @property
     def kubeconfig(self) -> str:
@@ -238,6 +244,8 @@ def _of_context(
         plugin=str(plugin.get("command", "")),
         hint=str(plugin.get("installHint") or ""),
         headers=_impersonation(user),
+        cluster=cluster,
+        user=user,
     )
 
 
@@ -284,6 +292,9 @@ def _read(kubeconfig: str | Path | None) -> tuple[tuple[Path, ...], _Config]:
             # other keys, the first counts.
             if isinstance(value, list):
                 merged.setdefault(key, []).extend(value)
+                for part in (entry.get(key[:-1]) or {} for entry in value if key in _HAVE_PATHS):
+                    # A relative path starts from the folder of its own file.
+                    part |= {k: str(path.parent / part[k]) for k in _PATHS if part.get(k)}
             elif value:
                 merged.setdefault(key, value)
     return tuple(files), merged

@@ -1,11 +1,13 @@
-"""The transport by the Python client: the only module that imports it, and late.
+"""The transport over urllib3: the only module that imports the Python client, and late.
 
-Only what is alike in its releases 35 to 37 is used: it reads the kubeconfig, gets and renews
-credentials, and sets up TLS. The requests are made on its pool of connections.
+The client gets and renews the credentials of plugins, and finds proxies; only what is alike in its
+releases 35 to 37 is used. To import it takes longer than most commands, so certificates, tokens
+and passwords that are in the kubeconfig are read without it.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import re
@@ -14,16 +16,19 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob import environment
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import urllib3
 
@@ -39,6 +44,7 @@ METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 STOP_SECONDS: Final = 0.3
 """How often a stream's `stop` is looked at."""
 _UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy")
 CONNECTIONS: Final = 256
 """Idle connections that are kept; urllib3 logs a warning about each one beyond."""
 
@@ -55,7 +61,7 @@ class PythonTransport:
         self.skew = 0.0
         self._access = access
         self._lock = threading.Lock()
-        self._settings, self._pool = self._load()
+        self._credentials, self._pool = self._load()
 
     def request(
         self,
@@ -118,7 +124,7 @@ class PythonTransport:
                 renewed = True
                 answer.close()
                 with self._lock:
-                    self._settings, self._pool = self._load()
+                    self._credentials, self._pool = self._load()
                 answer = self._send(*request)
             # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
             # cannot complete the request now (ServerTimeout).
@@ -142,7 +148,7 @@ class PythonTransport:
         with self._lock:
             pool, secure = self._pool, self.server.startswith("https:")
             # Never over a connection that anybody can read; kubectl does the same.
-            credentials = _credentials(self._settings) if secure else {}
+            credentials = self._credentials() if secure else {}
         # A dict of many values: the header Impersonate-Group is repeated for each group.
         everything = urllib3.HTTPHeaderDict({**headers, **credentials})
         for name, value in self._access.headers:
@@ -220,7 +226,14 @@ class PythonTransport:
 
     # --- credentials ------------------------------------------------------------------------------
 
-    def _load(self) -> tuple[Any, urllib3.PoolManager]:
+    def _load(self) -> tuple[Callable[[], dict[str, str]], urllib3.PoolManager]:
+        """What gives the headers that name the user, and the pool of connections."""
+        if _is_plain(self._access):
+            try:
+                headers = _authorization(self._access.user)
+                return lambda: headers, _pool(self._access)
+            except (OSError, ValueError) as error:
+                raise self._access.unusable(str(error)) from None
         try:
             from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
         except ImportError as error:
@@ -247,7 +260,52 @@ class PythonTransport:
                 raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
             raise self._access.without_credentials(" ".join(heard) or "no reason is given")
-        return settings, pool
+        return partial(_renewed, settings), pool
+
+
+def _is_plain(access: Access) -> bool:
+    """Whether the kubeconfig itself has all that a connection needs: no plugin, no proxy."""
+    programs = access.user.get("exec") or access.user.get("auth-provider")
+    proxied = any(name.lower() in _PROXIES and url for name, url in environment.variables().items())
+    return bool(access.cluster) and not (programs or proxied or access.cluster.get("proxy-url"))
+
+
+def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
+    """The header of a token or of a password; none where a certificate names the user."""
+    file = user.get("tokenFile")
+    if token := user.get("token") or (Path(file).read_text(encoding="utf-8") if file else ""):
+        return {"authorization": f"Bearer {token.strip() if file else token}"}
+    if user.get("username") and user.get("password"):
+        pair = f"{user['username']}:{user['password']}".encode()
+        return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    return {}
+
+
+def _pool(access: Access) -> urllib3.PoolManager:
+    import urllib3  # noqa: PLC0415 - not for kubectl's transport
+
+    cluster = access.cluster
+    trusts_all = bool(cluster.get("insecure-skip-tls-verify"))
+    options: dict[str, Any] = {
+        "cert_reqs": ssl.CERT_NONE if trusts_all else ssl.CERT_REQUIRED,
+        "ca_certs": cluster.get("certificate-authority"),
+    }
+    if data := cluster.get("certificate-authority-data"):
+        options |= {"ca_certs": None, "ca_cert_data": base64.b64decode(data).decode()}
+    with temporary_folder("tls") as folder:
+        for option, name in (("cert_file", "client-certificate"), ("key_file", "client-key")):
+            options[option] = access.user.get(name)
+            if data := access.user.get(f"{name}-data"):
+                # Python's ssl reads them from files alone.
+                options[option] = folder / name
+                options[option].write_bytes(base64.b64decode(data))
+        files = [options[name] for name in ("ca_certs", "cert_file", "key_file") if options[name]]
+        if missing := [str(file) for file in files if not Path(file).is_file()]:
+            raise ValueError(f"there is no file {missing[0]}")
+        context = _tls_context(options)
+    if server_name := cluster.get("tls-server-name"):
+        options["server_hostname"] = server_name
+    return urllib3.PoolManager(4, maxsize=CONNECTIONS, ssl_context=context, **options)
 
 
 def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
@@ -292,7 +350,7 @@ def _ended_by(stop: threading.Event | None, answer: urllib3.BaseHTTPResponse) ->
         done.set()
 
 
-def _credentials(settings: Any) -> dict[str, str]:
+def _renewed(settings: Any) -> dict[str, str]:
     """The headers that name the user; runs a plugin again whose credentials are about to expire."""
     with _captured_log():  # a plugin that fails shows when the server refuses the old ones
         return {
