@@ -205,10 +205,12 @@ def _integer(digits: str) -> int | float:
 
 def is_shallow(value: Any, depth: int) -> bool:
     """Whether JSON has no more than so many objects and lists inside of each other."""
-    level = [value] if isinstance(value, dict | list) else []
+    # A tuple: `dict | list` would be built again for each of a million values.
+    nested = (dict, list)
+    level = [value] if isinstance(value, nested) else []
     while level and depth:
         parts = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [item for part in parts for item in part if isinstance(item, dict | list)]
+        level = [item for part in parts for item in part if isinstance(item, nested)]
         depth -= 1
     return not level
 

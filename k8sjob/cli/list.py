@@ -15,6 +15,7 @@ from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 from k8sjob.view.json_output import JobProgress, image, job_document, progress_of
 
@@ -38,7 +39,11 @@ def list_command(labels: str, output: str, place: Place) -> int:
     jobs, failed, asked = all_jobs(labels, place)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or _EPOCH, reverse=True)
-    newest_first = ((backend, snapshot) for _, snapshot, backend in listed)
+    newest_first = (
+        (backend, snapshot)
+        for status, snapshot, backend in listed
+        if status.state is JobState.RUNNING
+    )
     trains = {} if output == "name" else progress_of(newest_first)
     runs = Counter(str(status.ref) for status, *_ in listed)
     match output:

@@ -101,13 +101,18 @@ def fit(manifest: dict[str, Any], shape: Any) -> tuple[dict[str, Any], list[Wron
 def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     """The value if it has the shape; None if it has another or is null."""
     null = value is None and not (path and isinstance(path[-1], int))  # in a list it is an item
-    # Most values of 10,000 Pods are text, and come no further.
-    if null or shape is None or (shape is str and type(value) is str):
+    if null or shape is None:
         return value
     if isinstance(shape, dict) and isinstance(value, dict):
         fitted = {}
+        every = shape.get(ANY)
         for key, item in value.items():
-            part = _fit(item, shape.get(key, shape.get(ANY)), (*path, key), wrong)
+            expected = shape.get(key, every)
+            # Most values of 10,000 Pods are text, or may be anything, and come no further.
+            if expected is None or (expected is str and type(item) is str):
+                part = item
+            else:
+                part = _fit(item, expected, (*path, key), wrong)
             if part is not None:
                 fitted[key] = part
         return fitted
@@ -120,11 +125,11 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
         return value if len(value) <= _MAX_MESSAGE else f"{value[:half]} ... {value[-half:]}"
     if isinstance(shape, type) and _is_instance(value, shape):
         return value
-    expected = "a mapping" if isinstance(shape, dict) else "a list"
-    expected = _NAMES[shape] if isinstance(shape, type) else expected
+    type_name = "a mapping" if isinstance(shape, dict) else "a list"
+    type_name = _NAMES[shape] if isinstance(shape, type) else type_name
     if isinstance(shape, type) and shape in _BITS and _is_whole(value):
-        expected = f"a number of {_BITS[shape]} bits"
-    wrong.append(WrongType(path, value, expected))
+        type_name = f"a number of {_BITS[shape]} bits"
+    wrong.append(WrongType(path, value, type_name))
     return None
 
 

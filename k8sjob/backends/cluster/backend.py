@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -78,14 +79,15 @@ class ClusterBackend(Creation):
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
         ref = self.ref_of(job)
-        for target in TARGETS:
-            if target is not job.target:
-                # The kind may not be served, or the user may not read it: then no job of it is
-                # known.
-                with suppress(JobNotFound, ApiError):
-                    existing = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if is_ours(existing.raw) or existing.is_training:
-                        return existing
+        others = [target.kind for target in TARGETS if target is not job.target]
+        with ThreadPoolExecutor(len(others)) as pool:
+            asked = [pool.submit(self._get, replace(ref, kind=kind)) for kind in others]
+        for answer in asked:
+            # The kind may not be served, or the user may not read it: then no job of it is known.
+            with suppress(JobNotFound, ApiError):
+                existing = answer.result()
+                if is_ours(existing.raw) or existing.is_training:
+                    return existing
         return None
 
     def jobs(
@@ -122,10 +124,14 @@ class ClusterBackend(Creation):
         """The jobs of all kinds that can be read; ApiError where none of them can."""
         jobs: list[Job] = []
         errors: dict[str, ApiError] = {}
-        for target in TARGETS:
+        with ThreadPoolExecutor(len(TARGETS)) as pool:
+            asked = [
+                pool.submit(list_all, self.transport, job_path(target, namespace), _query(selector))
+                for target in TARGETS
+            ]
+        for target, answer in zip(TARGETS, asked, strict=True):
             try:
-                where, query = job_path(target, namespace), _query(selector)
-                listed = list_all(self.transport, where, query).items
+                listed = answer.result().items
                 jobs += (job for job in map(target.job, listed) if job.is_training)
             except ApiError as error:
                 # One kind alone may be refused or not served: roles of a team often have only the

@@ -7,6 +7,7 @@ them: what is there is looked at before it is used, replaced or refused.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -88,13 +89,14 @@ class Creation:
             "resourceVersion": str(created.metadata.get("resourceVersion")),
             "resourceVersionMatch": "Exact",
         }
-        for target in TARGETS:
-            if target is created.target:
-                continue
+        others = [target for target in TARGETS if target is not created.target]
+        with ThreadPoolExecutor(len(others)) as pool:
+            paths = (job_path(target, ref.namespace) for target in others)
+            asked = [pool.submit(self.transport.request, "GET", p, query=then) for p in paths]
+        for target, answer in zip(others, asked, strict=True):
             namesakes: list[Json] = []
             with suppress(ApiError):  # the kind is not served, or may not be read
-                where = job_path(target, ref.namespace)
-                namesakes = self.transport.request("GET", where, query=then).get("items") or []
+                namesakes = answer.result().get("items") or []
             if any(is_ours(raw) or target.job_type(raw, target).is_training for raw in namesakes):
                 with suppress(ApiError):
                     self.delete_job(created.target, JobRef.of(created))

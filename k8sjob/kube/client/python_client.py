@@ -76,6 +76,7 @@ class PythonTransport:
         """One request; see Transport.request."""
         headers = {
             "Accept": METADATA if metadata_only else "application/json",
+            "Accept-Encoding": "gzip",  # as kubectl asks; apiservers compress from 128 KiB on
             "Content-Type": MERGE_PATCH if method == "PATCH" else "application/json",
         }
         content = None if body is None else json.dumps(body).encode()
