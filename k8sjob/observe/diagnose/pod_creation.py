@@ -86,7 +86,7 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     more = len(set(facts.missing) - set(replicas))
     missing = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
     newest = members[-1][1]
-    message = f"{listed(replicas)}{missing}: {newest.problem}"
+    message = f"{listed(replicas)}{missing}: {newest.problem}".removeprefix(": ")
     return Finding(newest.cause, message, newest.next_step, replicas=replicas)
 
 
@@ -206,9 +206,11 @@ def _restricted_step(facts: Facts, message: str) -> str:
 
 def _is_restricted(facts: Facts) -> bool:
     """Whether the containers that train have what `security: restricted` gives them."""
-    trainers = (training(spec.get("containers")) for _, _, spec in pod_specs(facts.job))
+    trainers = [training(spec.get("containers")) for _, _, spec in pod_specs(facts.job)]
     contexts = (Object(container).part("securityContext") for container in trainers)
-    return all(context.get("allowPrivilegeEscalation") is False for context in contexts)
+    return bool(trainers) and all(
+        context.get("allowPrivilegeEscalation") is False for context in contexts
+    )
 
 
 def _amounts(text: str) -> dict[str, str]:
