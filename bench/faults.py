@@ -39,7 +39,7 @@ from k8sjob.backends.cluster import connect  # noqa: E402 - the same
 from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
 from k8sjob.observe.status import job_status  # noqa: E402 - the same
 from k8sjob.targets.api import JobState  # noqa: E402 - the same
-from k8sjob.targets.jobs import job_of, replica_of  # noqa: E402 - the same
+from k8sjob.targets.jobs import job_of  # noqa: E402 - the same
 
 PAGE = ROOT / "docs/reference/faults.md"
 MARK = "<!-- measured: bench/faults.py -->\n"
@@ -227,8 +227,8 @@ class Stage:
 
     def pod(self, replica: str, *, host: bool = False) -> str:
         """The name of a replica's pod, or its host name."""
-        pods = self.backend.snapshot(self.backend.find("faults")).pods
-        (pod,) = [one for one in pods if replica_of(one) == replica]
+        now = self.backend.snapshot(self.backend.find("faults"))
+        (pod,) = [pod for pod in now.pods if now.job.replica_of(pod) == replica]
         name: str = pod["metadata"]["name"]
         return pod["spec"].get("hostname", name) if host else name
 

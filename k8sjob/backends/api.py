@@ -35,7 +35,7 @@ class JobRef:
     """A reference to a job.
 
     Attributes:
-        name: the job's name.
+        name: the job's name; KIND/NAME of an object that is no job, see Job.argument.
         namespace: its namespace; LOCAL on this machine.
         uid: distinguishes it from other jobs of the same name; empty if it is not known.
         kind: of the object, as "PyTorchJob"; empty if it is not known.
@@ -49,7 +49,7 @@ class JobRef:
     @classmethod
     def of(cls, job: Job) -> JobRef:
         """The reference to a job that was read."""
-        return cls(job.name, job.namespace, job.uid, job.raw.get("kind") or "")
+        return cls(job.argument, job.namespace, job.uid, job.raw.get("kind") or "")
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

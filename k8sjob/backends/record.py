@@ -35,7 +35,7 @@ from k8sjob.findings import field_path
 from k8sjob.kube.json_text import OversizeError, check_size, parsed
 from k8sjob.kube.objects import Object, Pod, moment, odd_name
 from k8sjob.targets.field_types import fit
-from k8sjob.targets.jobs import excess, job_of, replica_names, replica_of
+from k8sjob.targets.jobs import excess, job_of, replica_names
 from k8sjob.targets.object_types import typed_object
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def write_record(
         if brief:
             # The cause is in the output of a replica that has failed, so it comes before the limit
             # of replicas.
-            failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
+            failed_pods = (pod for pod in snapshot.pods if Pod(pod).phase == "Failed")
+            failed = [snapshot.job.replica_of(pod) for pod in failed_pods]
             if len(replicas) > _KEPT_REPLICAS and (record := before()):
                 # What it has may be gone from the cluster: the output of failed Pods.
                 failed += record.with_output
@@ -166,7 +167,8 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
         ValueError: a part does not have the form that Kubernetes gives it.
     """
     at = _moment(objects["at"])
-    if len({replica_of(pod) for pod in objects["pods"]}) < len(objects["pods"]):
+    of = job_of(objects["job"]).replica_of
+    if len(set(map(of, objects["pods"]))) < len(objects["pods"]):
         raise ValueError("it has several Pods of one replica")
     # The same check as of an apiserver's answers, so whatever was read live can be read back.
     document = _typed(job_of(objects["job"]).target.kind, objects["job"])

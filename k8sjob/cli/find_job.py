@@ -17,8 +17,9 @@ import click
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
-from k8sjob.cli.output import warn
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.cli.output import print_status, warn
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError
+from k8sjob.kube.client.discovery import is_built_in
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ _Seen = TypeVar("_Seen")
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
+_KIND_NAME: Final = re.compile(
+    rf"(?:(?P<namespace>{_NAMESPACE.pattern})/)?(?P<word>[A-Za-z][-.\w]*)/(?P<name>[^/]+)"
+)
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine."""
 _TOLERATED_SECONDS: Final = 5.0
@@ -178,16 +182,20 @@ def job_argument(
     )
 
 
-def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, JobRef]:
+def find(
+    job: str, place: Place, *, recorded: bool = True, any_kind: bool = False
+) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
     A bare name is looked up on this machine and in the cluster, if one is configured. NAME@RUN
     distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job, and so is
     s3://BUCKET/.../FILE.k8sjob. Of a job that is in neither place the newest record that was kept
-    of it is shown, unless `recorded` is off.
+    of it is shown, unless `recorded` is off. KIND/NAME and NAMESPACE/KIND/NAME are any object of a
+    cluster that runs Pods, for a command that only reads (`any_kind`).
 
     Raises:
         JobNotFound: there is none of that name.
+        K8sJobError: it is no job, and the command is for jobs alone.
         BackendError: the cluster cannot be asked.
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
@@ -195,7 +203,7 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         record = open_record(job)
         return record, record.find("")
     try:
-        return _find(job, place)
+        backend, ref = _find(job, place)
     except BackendError:
         namespace, _, name = job.rpartition("/")
         namespace = namespace or place.namespace or ""
@@ -204,6 +212,13 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         if (newest := _find_record(name, namespace)) is None:
             raise
         return newest
+    if "/" in ref.name and not any_kind:
+        kubectl = f"kubectl -n {ref.namespace} has what changes {ref.name}"
+        raise K8sJobError(
+            f"{ref} is no job of k8sjob's kinds: `why`, `status`, `logs`, `watch`, `report` and"
+            f" `usage` read it, this command does not take it; {kubectl}"
+        )
+    return backend, ref
 
 
 def is_record(job: str) -> bool:
@@ -239,10 +254,38 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
 
 
 def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
+    if (of_kind := _KIND_NAME.fullmatch(job)) and of_kind["word"] != LOCAL:
+        namespace, word, name = of_kind.group("namespace", "word", "name")
+        # A namespace has no dot in its name, and none need be called as a kind that all clusters
+        # have.
+        if namespace or "." in word or is_built_in(word):
+            return _find_object(namespace, f"{word}/{name}", place)
+        try:
+            return _find_job(job, place)
+        except (BackendError, click.UsageError) as error:
+            with suppress(BackendError):
+                return _find_object(None, job, place)
+            raise error from None
+    return _find_job(job, place)
+
+
+def _find_object(namespace: str | None, name: str, place: Place) -> tuple[Backend, JobRef]:
+    """Any object of the cluster that runs Pods, or the job that it is part of."""
+    if place.is_local or (namespace and place.namespace not in {None, namespace}):
+        raise click.UsageError(f"{name!r} conflicts with the options for the place; give only one")
+    cluster = place.connect(namespace)
+    ref = cluster.find(name)
+    if "/" not in ref.name and ref.name != name.partition("/")[2]:
+        print_status(f"{name} is part of {ref}")
+    return cluster, ref
+
+
+def _find_job(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not _NAMESPACE.fullmatch(namespace)):
         raise click.UsageError(
-            f"{job!r} is not a job's name; write NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
+            f"{job!r} is not a job's name; write NAME, local/NAME, local/NAME@RUN, NAMESPACE/NAME,"
+            " or KIND/NAME of what runs pods in the cluster"
         )
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
@@ -261,10 +304,11 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
 
 
 def find_all(
-    jobs: Sequence[str], place: Place, *, recorded: bool = False
+    jobs: Sequence[str], place: Place, *, recorded: bool = False, any_kind: bool = False
 ) -> list[tuple[Backend, JobRef]]:
     """All of the jobs, before anything is done to one: a wrong name stops everything."""
-    return [find(job, place, recorded=recorded) for job in dict.fromkeys(jobs)]
+    names = dict.fromkeys(jobs)
+    return [find(job, place, recorded=recorded, any_kind=any_kind) for job in names]
 
 
 def warn_of_clock(snapshot: Snapshot) -> None:

@@ -86,7 +86,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; omit -o json")
-    backend, ref = find(job, place)
+    backend, ref = find(job, place, any_kind=True)
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)
     # Each replica that is followed is a connection and a thread.

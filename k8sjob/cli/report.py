@@ -54,7 +54,7 @@ def report_command(job: str, path: Path | None, force: bool, place: Place) -> No
     page contains the job's manifest and last output unchanged: check them for secrets before you
     give the file to others.
     """
-    backend, ref = find(job, place)
+    backend, ref = find(job, place, any_kind=True)
     text = page(backend, backend.snapshot(ref))
     with complete_file(path or Path(f"{ref.name}.html"), force=force) as out:
         out.write(text.encode(errors="replace"))

@@ -47,7 +47,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
     from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
 
-    backend, ref = find(job, place)
+    backend, ref = find(job, place, any_kind=True)
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     status = job_status(snapshot)

@@ -66,7 +66,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError("give names of jobs, or select jobs with -l SELECTOR")
     failed = False
     if jobs:
-        chosen = find_all(jobs, place, recorded=True)
+        chosen = find_all(jobs, place, recorded=True, any_kind=True)
     else:
         listed, failed, _ = all_jobs(labels, place)
         chosen = [(backend, JobRef.of(snapshot.job)) for backend, snapshot in listed]

@@ -54,7 +54,7 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
         return _watch_all(output, labels, place)
     if labels or place.all_namespaces:
         raise click.UsageError("-l and -A select among all jobs; omit them or NAME")
-    backend, ref = find(job, place)
+    backend, ref = find(job, place, any_kind=True)
     return attach(
         backend, ref, place, output=output, logs=not no_logs, verbose=verbose, factor=factor
     )

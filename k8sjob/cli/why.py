@@ -49,7 +49,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     shows what took the time from the submission, or the last suspension, to the first training
     step, as far as the cluster and the job's output show it.
     """
-    backend, ref = find(job, place)
+    backend, ref = find(job, place, any_kind=True)
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     if timed:

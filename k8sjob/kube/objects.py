@@ -198,9 +198,19 @@ class Pod(Object):
         return str(self.spec.get("nodeName") or "")
 
     @property
+    def main(self) -> Json:
+        """The training container as it is asked for; of several unknown ones as kubectl chooses."""
+        asked = self.spec.get("containers") or []
+        default = self.annotations.get("kubectl.kubernetes.io/default-container")
+        named = (container for container in asked if container.get("name") == default)
+        return training(asked) or next(named, next(iter(asked), {}))
+
+    @property
     def container(self) -> Object:
         """The status of the training container; empty before the kubelet has written it."""
-        return Object(training(self.status.get("containerStatuses")))
+        statuses = self.status.get("containerStatuses") or []
+        named = (status for status in statuses if status.get("name") == self.main.get("name"))
+        return Object(training(statuses) or next(named, {}))
 
     @property
     def restarts(self) -> int:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
 from k8sjob.backends.api import JobRef
-from k8sjob.contract import CONTAINER_NAMES, Reason, Role
+from k8sjob.contract import CONTAINER_NAMES, Reason
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
+from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import replica_names, replica_of, settings_of
+from k8sjob.targets.jobs import replica_names, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,8 +33,7 @@ class ReplicaStatus:
     """One replica, as its Pod shows it.
 
     Attributes:
-        role: Role of the replica, or the name of its Job; see k8sjob.targets.api.Replicas.
-        index: its index among the replicas of that role.
+        name: role and index, "worker-2"; see k8sjob.targets.api.RoleReplicas.
         phase: the Pod's phase; "Terminating" once its deletion was requested; "Stopped" where it
             ended because its job was stopped (this machine only).
         node: the machine it runs on; empty before it was scheduled.
@@ -49,8 +48,7 @@ class ReplicaStatus:
             `reason` says why.
     """
 
-    role: str
-    index: int
+    name: str
     phase: str
     node: str = ""
     restarts: int = 0
@@ -58,11 +56,6 @@ class ReplicaStatus:
     exit_code: int | None = None
     message: str = ""
     waiting: bool = False
-
-    @property
-    def name(self) -> str:
-        """Role and index: "master-0", "worker-2"."""
-        return f"{self.role.lower()}-{self.index}"
 
     @property
     def situation(self) -> str:
@@ -125,7 +118,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
             continue
         # Kubernetes counts repeated Events in `series` (events.k8s.io/v1) or in `count`.
         creations[replica] += Object(event).part("series").get("count") or event.get("count") or 1
-    replicas = tuple(_replica(Pod(pod), creations) for pod in snapshot.pods)
+    replicas = tuple(_replica(job.replica_of(pod), Pod(pod), creations) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
         state=state,
@@ -144,8 +137,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
 
 def training_fields(job: Job) -> set[str]:
     """What Events about a Pod, or about its training container, name in it."""
-    containers = (training(role.pod.get("containers")) for role in job.replicas)
-    names = {*CONTAINER_NAMES, *(container.get("name", "") for container in containers)}
+    names = {*CONTAINER_NAMES, *(role.main.get("name", "") for role in job.replicas)}
     return {"", *(f"spec.containers{{{name}}}" for name in names)}
 
 
@@ -184,16 +176,14 @@ def _serving(job: Job) -> int:
         return 0  # not k8sjob's
 
 
-def _replica(pod: Pod, creations: Mapping[str, int]) -> ReplicaStatus:
-    name, status = replica_of(pod.raw), pod.status
-    label, _, index = name.rpartition("-")
+def _replica(name: str, pod: Pod, creations: Mapping[str, int]) -> ReplicaStatus:
+    status = pod.status
     ended = pod.terminated or pod.terminated_before
     waiting, reason, message, restarts = _wait(pod)
     phase = "Terminating" if pod.deleting else pod.phase
     stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
-        role=next((role for role in Role if role.lower() == label), label),
-        index=int(index or 0),
+        name=name,
         phase="Stopped" if stopped else phase,
         node=pod.node,
         restarts=(restarts or pod.restarts) + max(creations.get(name, 1) - 1, 0),

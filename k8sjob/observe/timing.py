@@ -29,7 +29,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica, training_fields
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import real
-from k8sjob.targets.jobs import replica_names, replica_of
+from k8sjob.targets.jobs import replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -305,7 +305,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     fields = training_fields(job)
     lives: dict[str, dict[str, _Life]] = defaultdict(dict)  # of each replica, by the uid of its Pod
     for pod in map(Pod, snapshot.pods):
-        lives[replica_of(pod.raw)][pod.uid] = pod, []
+        lives[job.replica_of(pod.raw)][pod.uid] = pod, []
     for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or 0.0):
         about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":

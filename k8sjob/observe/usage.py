@@ -21,14 +21,13 @@ from k8sjob.backends.api import TOO_FEW_GPUS, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
-from k8sjob.kube.objects import Pod, training
+from k8sjob.kube.objects import Pod
 from k8sjob.observe.diagnose.finding import load_data
 from k8sjob.observe.holding import cut, holding, job_times
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.observe.training import Progress, starts_processes
-from k8sjob.targets.jobs import replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -225,7 +224,7 @@ def usage(
     waited: dict[int | None, float] = defaultdict(float)  # for a rank
     pods: defaultdict[str, list[Pod]] = defaultdict(list)
     for pod in map(Pod, snapshot.pods):
-        pods[replica_of(pod.raw)].append(pod)
+        pods[job.replica_of(pod.raw)].append(pod)
     node_of = {name: of_replica[-1].node for name, of_replica in pods.items()}
 
     @cache  # of large jobs most replicas are alike
@@ -264,7 +263,7 @@ def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]
     gpus: list[tuple[RoleReplicas, float]] = []
     cpus: list[tuple[RoleReplicas, float]] = []
     for role in snapshot.job.replicas:
-        asked = asked_by(training(role.pod.get("containers")))
+        asked = asked_by(role.main)
         gpus.append((role, sum(float(n) for name, n in asked.items() if counts_gpus(name))))
         cpus.append((role, float(asked.get("cpu", 1))))
     on_cpus = any(event.get("reason") == TOO_FEW_GPUS for event in snapshot.events)

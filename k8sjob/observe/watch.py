@@ -23,7 +23,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import TARGETS, job_of, replica_names, replica_of
+from k8sjob.targets.jobs import TARGETS, job_of, replica_names
 
 if TYPE_CHECKING:
     import threading
@@ -213,7 +213,8 @@ class _Watcher:
         """What is new in a snapshot; the terminal JOB event is kept for the end."""
         status = job_status(snapshot)
         self._newest = snapshot, status
-        self._pods |= {replica_of(p): p for p in snapshot.pods if not Object(p).deleting}
+        present = (pod for pod in snapshot.pods if not Object(pod).deleting)
+        self._pods |= {snapshot.job.replica_of(pod): pod for pod in present}
         if readers:
             yield from readers.look(snapshot.job, status)
         yield from self._replicas(status)

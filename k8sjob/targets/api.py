@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from k8sjob.kube.api_resources import path
-from k8sjob.kube.objects import Object, at_path
+from k8sjob.kube.objects import Object, Pod, at_path
 from k8sjob.targets.field_types import fit
 
 if TYPE_CHECKING:
@@ -119,6 +119,11 @@ class RoleReplicas:
     def pod(self) -> Json:
         """The spec of their Pods."""
         return Object(self.template).spec
+
+    @property
+    def main(self) -> Json:
+        """Their training container; see k8sjob.kube.objects.Pod."""
+        return Pod(self.template).main
 
     def name(self, index: int) -> str:
         """The name of one of them: "worker-2", or "actors-3-0"."""
@@ -226,6 +231,11 @@ class Job(Object, ABC):
         """The value at a path of its document; None if there is none."""
         return at_path(self.document, *path)
 
+    @property
+    def argument(self) -> str:
+        """What a command line calls it within its namespace."""
+        return self.name
+
     # --- what it asks for
 
     @property
@@ -307,6 +317,10 @@ class Job(Object, ABC):
         """How many Pods are in which phase, by the controller's own counts."""
 
     # --- the names and Events of its Pods
+
+    def replica_of(self, pod: Json) -> str:
+        """The replica that one of its Pods is, "worker-2"; empty for a Pod of another kind."""
+        return self.target.pods.replica_of(pod)
 
     @abstractmethod
     def replica_named(self, pod: str) -> str:

@@ -230,11 +230,6 @@ def seconds_to_end(job: Job) -> float:
 # --- its Pods and Events --------------------------------------------------------------------------
 
 
-def replica_of(pod: Json) -> str:
-    """The replica that a pod is, "worker-2"; empty for one that is no job's."""
-    return next((name for target in TARGETS if (name := target.pods.replica_of(pod))), "")
-
-
 def replica_order(replica: str) -> tuple[int, list[str | int]]:
     """Sorts replicas: the Master first, then Workers, then those of other Jobs; each by index."""
     role, first = replica.rpartition("-")[0], [name.lower() for name in Role]
@@ -275,11 +270,11 @@ def own_pods(job: Job, pods: Iterable[Json], objects: Iterable[Json] = ()) -> tu
         uid = Object(below[0]).uid if below else ""
         if not uid:
             pods = [pod for pod in pods if Object(pod).created >= job.created]
-    newest = newest_pods(pod for pod in pods if not uid or owned(target, pod, uid))
+    newest = newest_pods(target, (pod for pod in pods if not uid or owned(target, pod, uid)))
     return tuple(newest[replica] for replica in sorted(newest, key=replica_order))
 
 
-def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
+def newest_pods(target: Target, pods: Iterable[Json]) -> dict[str, Json]:
     """The newest pod of each replica: some kinds keep those that failed before.
 
     Anybody may create a pod with a job's labels: one that a controller has made comes first, and
@@ -289,7 +284,8 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
     def order(pod: Json) -> tuple[bool, str]:
         return bool(_controller(pod)), Object(pod).created
 
-    return {name: pod for pod in sorted(pods, key=order) if (name := replica_of(pod))}
+    by_age = sorted(pods, key=order)
+    return {name: pod for pod in by_age if (name := target.pods.replica_of(pod))}
 
 
 def events_below(target: Target, name: str) -> tuple[str, ...]:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import IMAGE_ORIGIN, Object, stamp, training
+from k8sjob.kube.objects import IMAGE_ORIGIN, Pod, stamp
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.formats import duration, position, started
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ def job_document(snapshot: Snapshot, progress: JobProgress | None = None) -> dic
 
 def image(job: Job) -> str | None:
     """The image that the manifest gives the job's first replica."""
-    for _, _, spec in pod_specs(job):
-        return training(spec.get("containers")).get("image")
-    return None
+    return next((role.main.get("image") for role in job.replicas), None)
 
 
 def provenance(job: Job) -> Provenance | None:
@@ -88,8 +85,7 @@ def provenance(job: Job) -> Provenance | None:
 
 def running_digest(pod: Json) -> str | None:
     """The digest of the image that a pod really runs, as its node reports it."""
-    status = training(Object(pod).status.get("containerStatuses"))
-    match = _DIGEST.search(status.get("imageID") or "")
+    match = _DIGEST.search(Pod(pod).container.raw.get("imageID") or "")
     return match[1] if match else None
 
 

@@ -80,10 +80,8 @@ class JobSummary(Training):
     def _replica(self, name: str, data: dict[str, Any]) -> None:
         if not name:
             return
-        role, _, index = name.rpartition("-")
         self.replicas[name] = ReplicaStatus(
-            role=role,
-            index=int(index) if index.isdecimal() else 0,
+            name=name,
             restarts=integer(data.get("restarts")) or 0,
             exit_code=integer(data.get("exit_code")),
             waiting=data.get("waiting") is True,

@@ -21,7 +21,7 @@ from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.rendering import render
 from k8sjob.spec import Elastic, Image, JobSpec, Resources, load
-from k8sjob.targets.jobs import TARGETS, by_name, replica_of
+from k8sjob.targets.jobs import TARGETS, by_name
 
 from .desk import SLEEP, shortened
 
@@ -369,7 +369,8 @@ def test_a_lost_pod_comes_back_and_the_training_continues(
 
     for ref in refs:
         eventually(lambda ref=ref: saved(ref), f"a checkpoint of {ref}")
-        (lost,) = [p for p in desk.backend.snapshot(ref).pods if replica_of(p) == "worker-0"]
+        now = desk.backend.snapshot(ref)
+        (lost,) = [pod for pod in now.pods if now.job.replica_of(pod) == "worker-0"]
         desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
     undisturbed = start("pytorchjob", {**LONG, "pause": 0})
     ended(undisturbed)

@@ -28,7 +28,6 @@ from k8sjob.targets.jobs import (
     job_of,
     own_pods,
     replica_names,
-    replica_of,
     with_child,
 )
 
@@ -435,9 +434,10 @@ def test_the_replicas_by_their_index(kind):
     target = kind.target
     assert job_of(kind.job().raw).target is target
     assert tuple(replica_names(kind.job())) == ("master-0", "worker-0", "worker-1")
+    replica_of = kind.job().replica_of
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
-    assert target.pods.replica_of(kind.pod(2, labeled=False)) == "worker-1"
-    assert target.pods.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
+    assert replica_of(kind.pod(2, labeled=False)) == "worker-1"
+    assert replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
     selector = target.pods.selector("tiny", {"master-0", "worker-1"})
     assert selector == f"{kind.label}=tiny,{INDEX} in (0,2)"
     assert kind.job().replica_named(f"{kind.pods}-2-x7k2p") == "worker-1"
@@ -547,14 +547,13 @@ class TestUnlikeJobs:
         )
         pods = [self.pod(*place) for place in of]
         assert tuple(replica_names(job)) == names
-        assert tuple(map(replica_of, pods)) == names
+        assert tuple(map(job.replica_of, pods)) == names
         for pod, name in zip(pods, names, strict=True):
             assert job.replica_named(pod["metadata"]["name"]) == name
         assert job.replica_named("rl-actors-2-0-aaaaa") == ""
         assert JOBSET.target.pods.selector("rl", {"actors-1-0"}) == f"{SET_NAME}=rl,{INDEX} in (0)"
         shown = job_status(Snapshot(job, own_pods(job, [*pods[::-1]])))
         assert [replica.name for replica in shown.replicas] == sorted(names)
-        assert {replica.role for replica in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
         specs = [role.pod["containers"][0]["name"] for role in job.replicas]
         assert specs == ["leader", "actors"]
 
@@ -596,15 +595,15 @@ class TestUnlikeJobs:
     def test_one_job_of_another_name_has_the_ranks(self):
         job = self.job(jobs=(("workers", 1, 2),))
         assert tuple(replica_names(job)) == ("master-0", "worker-0")
-        assert replica_of(self.pod("workers", 0, 1, jobs="1")) == "worker-0"
+        assert job.replica_of(self.pod("workers", 0, 1, jobs="1")) == "worker-0"
         assert job.replica_named("rl-workers-0-1-aaaaa") == "worker-0"
 
     def test_the_initializers_of_a_trainjob_stand_beside_its_nodes(self):
         job = self.job(jobs=(("dataset-initializer", 1, 1), ("node", 1, 2)))
         assert tuple(replica_names(job)) == ("master-0", "worker-0", "dataset-initializer-0-0")
-        assert replica_of(self.pod("node", 0, 1)) == "worker-0"
+        assert job.replica_of(self.pod("node", 0, 1)) == "worker-0"
         pod = self.pod("dataset-initializer", 0, 0)
-        assert replica_of(pod) == "dataset-initializer-0-0"
+        assert job.replica_of(pod) == "dataset-initializer-0-0"
 
 
 def test_the_job_of_an_earlier_set_is_not_its_child():

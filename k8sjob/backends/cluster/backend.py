@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots
+from k8sjob.backends.cluster.workloads import Workloads
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.answers import CheckedAnswers
@@ -69,12 +70,19 @@ class ClusterBackend(Creation):
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
+        self._workloads = Workloads(self.transport)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def find(self, name: str, namespace: str | None = None) -> JobRef:
-        """The job of that name, in the back end's namespace or another; JobNotFound without one."""
-        return JobRef.of(self._get(JobRef(name, namespace or self.namespace)))
+        """The job of that name, in the back end's namespace or another; JobNotFound without one.
+
+        KIND/NAME is any object that runs Pods, or the job that it is part of.
+        """
+        namespace = namespace or self.namespace
+        if "/" in name:
+            return JobRef.of(self._workloads.find(name, namespace))
+        return JobRef.of(self._get(JobRef(name, namespace)))
 
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
@@ -218,6 +226,8 @@ class ClusterBackend(Creation):
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound, or JobTooLarge."""
+        if "/" in ref.name:
+            return self._workloads.snapshot(ref)
         return self.snapshot_of(self._get(ref))
 
     def snapshot_of(self, job: Job) -> Snapshot:
@@ -238,7 +248,10 @@ class ClusterBackend(Creation):
         Of the pods' events only warnings are followed. The loss of the connection and its return
         are warnings of the job, with the reasons ConnectionLost and ConnectionRestored.
         """
-        yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
+        if "/" in ref.name:
+            yield from self._workloads.watch(ref, stop)
+        else:
+            yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
     def watch_jobs(
         self, *, stop: Event, all_namespaces: bool = False, selector: str = ""
@@ -271,16 +284,20 @@ class ClusterBackend(Creation):
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
 
         # By its uid the output of an earlier job of the same name is left out.
-        ref = ref if ref.uid else JobRef.of(self._get(ref))
+        workload = (lambda: self._workloads.workload(ref)) if "/" in ref.name else None
+        ref = ref if ref.uid or workload else JobRef.of(self._get(ref))
 
         def ended() -> bool:
             try:
-                return has_ended(self._get(ref))
+                return has_ended(workload() if workload else self._get(ref))
             except JobNotFound:
                 return True
 
+        newest = (lambda: workload().newest) if workload else None
         # Shared by the readers of all replicas, and gone with the last of them.
-        pods = self._pods.setdefault(ref.uid, JobPods(self.transport, ref, ended))
+        pods = self._pods.setdefault(
+            ref.uid or ref.name, JobPods(self.transport, ref, ended, newest=newest)
+        )
         return replica_logs(
             pods, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
         )

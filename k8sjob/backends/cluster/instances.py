@@ -18,7 +18,7 @@ from k8sjob.kube.objects import Pod
 from k8sjob.targets.jobs import newest_pods, of_kind, perhaps_owned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from k8sjob.backends.api import JobRef
     from k8sjob.kube.client.transport import Transport
@@ -105,7 +105,8 @@ class JobPods:
     """The state of a job's containers. Safe to use from several threads.
 
     Of a job whose uid is known, Pods of an earlier one of the same name are left out. `ended` tells
-    whether the job has ended or is gone; it is called as often as the Pods are listed.
+    whether the job has ended or is gone; it is called as often as the Pods are listed. `newest`
+    lists the Pods, by replica, of what is no kind of job.
     """
 
     def __init__(
@@ -115,9 +116,10 @@ class JobPods:
         ended: Callable[[], bool] = lambda: False,
         *,
         pace: Pace | None = None,
+        newest: Callable[[], Mapping[str, Json]] | None = None,
     ) -> None:
         self.transport, self.ref, self.pace = transport, ref, pace or Pace()
-        self._ended = ended
+        self._ended, self._newest = ended, newest
         self._lock = threading.Lock()
         self._asked: set[str] = set()
         self._instances: dict[str, Instance] = {}
@@ -152,6 +154,14 @@ class JobPods:
             return self._over
 
     def _list(self, now: float) -> None:
+        newest = self._newest() if self._newest else self._selected()
+        self._instances = {name: Instance.of(pod) for name, pod in newest.items()}
+        # `now` was before the request, so the answer is no older but for the milliseconds of the
+        # cache.
+        took = time.monotonic() - now
+        self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)
+
+    def _selected(self) -> Mapping[str, Json]:
         # By their names the server need not send the other Pods of a large job.
         few = self._asked if len(self._asked) <= _MAX_NAMED else ()
         target, uid = of_kind(self.ref.kind), self.ref.uid
@@ -160,8 +170,4 @@ class JobPods:
         query = {"labelSelector": selector, "resourceVersion": "0"}
         listing = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
         pods = (p for p in listing.get("items") or [] if not uid or perhaps_owned(target, p, uid))
-        self._instances = {name: Instance.of(pod) for name, pod in newest_pods(pods).items()}
-        # `now` was before the request, so the answer is no older but for the milliseconds of the
-        # cache.
-        took = time.monotonic() - now
-        self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)
+        return newest_pods(target, pods)

@@ -21,7 +21,7 @@ from k8sjob.findings import field_path
 from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
 from k8sjob.targets.field_types import fit
-from k8sjob.targets.jobs import DEFAULT, has_ended, job_of, replica_of
+from k8sjob.targets.jobs import DEFAULT, has_ended, job_of
 from k8sjob.targets.lifecycle import fail
 from k8sjob.targets.object_types import object_shape
 
@@ -169,7 +169,7 @@ class LatestState:
             snapshot = self.snapshot()
         except JobNotFound:
             return True
-        pods = (Pod(pod) for pod in snapshot.pods if replica_of(pod) == replica)
+        pods = (Pod(pod) for pod in snapshot.pods if snapshot.job.replica_of(pod) == replica)
         return has_ended(snapshot.job) and not any(pod.live for pod in pods)
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, OUTPUT
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
-from k8sjob.kube.objects import Object, event_time, moment, training
+from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import shortened
 from k8sjob.observe.status import job_status, processes, training_fields
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import replica_names, replica_of
+from k8sjob.targets.jobs import replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ class ReplicaPod(objects.Pod):
     @property
     def asked(self) -> Object:
         """The container that trains, as the Pod asks for it."""
-        return Object(training(self.spec.get("containers")))
+        return Object(self.main)
 
     @property
     def memory_limit(self) -> str:
@@ -221,7 +221,7 @@ class Facts:
     @property
     def name(self) -> str:
         """The job's name."""
-        return self.status.ref.name
+        return self.job.name
 
     @property
     def namespace(self) -> str:
@@ -335,7 +335,7 @@ class Facts:
         pods = []
         for pod in map(objects.Pod, self.snapshot.pods):
             # Pods of a JobSet of others have no labels of ours: their names tell.
-            replica = replica_of(pod.raw) or self.job.replica_named(pod.name)
+            replica = self.job.replica_of(pod.raw) or self.job.replica_named(pod.name)
             replica = replica or pod.name.removeprefix(f"{self.name}-")
             pod_events = events[pod.name, pod.uid]  # earlier Pods had other uids
             pods.append(ReplicaPod(pod.raw, replica, tuple(pod_events)))

@@ -1,0 +1,334 @@
+"""Whatever runs Pods in a cluster, found by its kind and name, or by the labels of its Pods.
+
+The Pods of an object are those from which ownerReferences lead up to it; its label selector, where
+it has one, only saves reading the others. Each object on the way is read once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.api_resources import path
+from k8sjob.kube.client.discovery import BUILT_IN, POD, Discovery, Resource
+from k8sjob.kube.client.errors import is_absent
+from k8sjob.kube.client.listwatch import list_all
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import Object, Pod, event_time, in_time, moment, without_managed_fields
+from k8sjob.sanitize import safe_line
+from k8sjob.targets.jobs import TARGETS, is_job, job_of, job_path
+from k8sjob.targets.workload.job import Workload
+from k8sjob.targets.workload.pods import controller_of
+from k8sjob.targets.workload.target import WorkloadTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from k8sjob.backends.api import JobRef
+    from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Job
+
+_LOGGER: Final = logging.getLogger("k8sjob")  # its warnings are lines on stderr
+_DEPTH: Final = 6
+"""The most objects between a Pod and what it belongs to: a RayJob has two, an AppWrapper more."""
+_MOST_OWNERS: Final = 64
+"""How many owners of Pods are read for one object: those that may be its own come first."""
+_MOST_REFUSED: Final = 8
+"""How many objects are, of those whose Events say that their Pods are refused."""
+_READERS: Final = 8
+_LOOK_SECONDS: Final = 2.0
+_ONE_START: Final = timedelta(seconds=30)
+"""Objects that were made within this time run together; a later one replaces those before it."""
+
+
+class Workloads:
+    """The objects of a cluster that run Pods; it keeps what it has read of their owners."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._discovery = Discovery(transport)
+        self._owners: dict[str, Json | None] = {}
+        """By uid; None: gone, or it may not be read."""
+        self._warned: set[str] = set()
+
+    def find(self, argument: str, namespace: str) -> Job:
+        """What KIND/NAME is: a job of one of k8sjob's kinds where it is part of one or has one.
+
+        `pods/KEY=VALUE` are the Pods with these labels.
+
+        Raises:
+            JobNotFound: there is no such object.
+            BackendError: there is no such kind, or the cluster cannot be asked.
+        """
+        resource, raw = self._read(argument, namespace)
+        for item in (raw, *self._chain(raw)):
+            if is_job(item) and (job := job_of(item)).is_training:
+                return job
+        workload = self._workload(resource, raw, namespace)
+        return self._wrapped(resource, workload) or workload
+
+    def workload(self, ref: JobRef) -> Workload:
+        """The object as it is now, with its Pods; for errors see find."""
+        resource, raw = self._read(ref.name, ref.namespace, ref.uid)
+        return self._workload(resource, raw, ref.namespace)
+
+    def snapshot(self, ref: JobRef) -> Snapshot:
+        """The object with its Pods and all of their Events; for errors see find."""
+        resource, raw = self._read(ref.name, ref.namespace, ref.uid)
+        with ThreadPoolExecutor(1) as pool:
+            events = pool.submit(self._events, resource, raw, ref.namespace)
+            workload = self._workload(resource, raw, ref.namespace)
+            return self._with_events(workload, events.result())
+
+    def watch(self, ref: JobRef, stop: threading.Event | None = None) -> Iterator[Snapshot]:
+        """The object now, and again when it has changed, until it is gone or `stop` is set."""
+        stop, before = stop or threading.Event(), None
+        with suppress(JobNotFound):
+            while not stop.is_set():
+                # Read anew each time: no watch can select what ownerReferences lead to.
+                now = self.snapshot(ref)
+                if (seen := (now.job, now.events)) != before:
+                    before = seen
+                    yield now
+                stop.wait(_LOOK_SECONDS)
+
+    def owners_named(self, name: str, namespace: str) -> list[str]:
+        """The KIND/NAME of what has this name and runs Pods now."""
+        named: dict[str, None] = {}
+        pods = self._listed("pods", path("pods", namespace), {})
+        near = [pod for pod in pods if Object(pod).name.startswith(name)]
+        for item in near[:_MOST_OWNERS]:
+            for owner in (item, *self._chain(item)):
+                resource = self._resource(owner)
+                if resource and Object(owner).name == name:
+                    named[f"{resource.word}/{name}"] = None
+        return list(named)
+
+    # --- the object -------------------------------------------------------------------------------
+
+    def _read(self, argument: str, namespace: str, uid: str = "") -> tuple[Resource, Json]:
+        word, _, name = argument.partition("/")
+        resource = self._discovery.named(word)
+        if resource is None:
+            step = "kubectl api-resources --namespaced lists the kinds"
+            raise BackendError(f"no kind of object in namespaces is called {word!r} there", step)
+        if resource is POD and is_selector(name):
+            about = {"name": name, "namespace": namespace}
+            return resource, {"apiVersion": "v1", "kind": "PodList", "metadata": about}
+        absent = JobNotFound(
+            f"no {resource.word}/{name} in namespace {namespace} (context"
+            f" {self._transport.context}); -n chooses another namespace"
+        )
+        try:
+            raw = self._transport.request("GET", resource.path(namespace, name))
+        except ApiError as error:
+            raise (absent if is_absent(error) else error) from error
+        if uid and Object(raw).uid != uid:
+            raise absent
+        about = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return resource, without_managed_fields({**about, **raw})
+
+    def _workload(self, resource: Resource, raw: Json, namespace: str) -> Workload:
+        selector = _selector(raw)
+        target = WorkloadTarget(resource.kind, resource.api_version, resource.plural, selector)
+        if resource is POD and raw["kind"] == "Pod":
+            return Workload.read(target, raw, "pod", [raw])
+        query = {"labelSelector": selector} if selector else {}
+        pods = self._listed("pods", path("pods", namespace), query)
+        if resource is POD:
+            return Workload.read(target, raw, "pods", pods)
+        own, below = self._own(raw, pods)
+        return Workload.read(target, raw, resource.word, own, below)
+
+    def _wrapped(self, resource: Resource, workload: Workload) -> Job | None:
+        """The only job of k8sjob's kinds that the object has made."""
+        made = list(workload.below)
+        # A job that waits in a queue has no Pods that lead to it.
+        if not workload.pods and resource not in BUILT_IN:
+            for target in TARGETS:
+                where = job_path(target, workload.namespace)
+                listed = self._listed("", where, {})
+                made += (raw for raw in listed if controller_of(raw).get("uid") == workload.uid)
+        jobs = [job for item in made if is_job(item) and (job := job_of(item)).is_training]
+        return jobs[0] if len(jobs) == 1 else None
+
+    # --- its Pods ---------------------------------------------------------------------------------
+
+    def _own(self, raw: Json, pods: Iterable[Json]) -> tuple[list[Json], list[Json]]:
+        """Those of the Pods that belong to an object, and the objects between."""
+        root = Object(raw)
+        by_owner: defaultdict[str, list[Json]] = defaultdict(list)
+        for pod in pods:
+            by_owner[str(controller_of(pod).get("uid", ""))].append(pod)
+        by_owner.pop("", None)
+        own = by_owner.pop(root.uid, [])
+
+        def order(pod: Json) -> tuple[bool, str]:
+            owner = str(controller_of(pod).get("name", ""))
+            return owner.startswith(root.name), Object(pod).created
+
+        newest = [max(of_owner, key=order) for of_owner in by_owner.values()]
+        newest.sort(key=order, reverse=True)
+        if len(newest) > _MOST_OWNERS:
+            self._warn("owners", f"of {len(newest)} owners of pods {_MOST_OWNERS} are looked up")
+        chosen = newest[:_MOST_OWNERS]
+        with ThreadPoolExecutor(_READERS) as pool:
+            chains = list(pool.map(self._chain, chosen))
+        below: dict[str, Json] = {}
+        branches: list[tuple[Object, list[Json]]] = []
+        for pod, chain in zip(chosen, chains, strict=True):
+            uids = [Object(owner).uid for owner in chain]
+            if root.uid in uids:
+                between = chain[: uids.index(root.uid)]
+                below |= {Object(owner).uid: owner for owner in between}
+                of_owner = by_owner[str(controller_of(pod).get("uid"))]
+                branches.append((Object(between[-1]), of_owner))
+        return [*own, *_current(branches)], list(below.values())
+
+    def _chain(self, item: Json) -> list[Json]:
+        """The objects that control an object, the nearest first."""
+        chain: list[Json] = []
+        namespace = Object(item).namespace
+        while len(chain) < _DEPTH and (reference := controller_of(item)):
+            owner = self._owner(reference, namespace)
+            if owner is None:
+                break
+            chain.append(owner)
+            item = owner
+        return chain
+
+    def _owner(self, reference: Mapping[str, str], namespace: str) -> Json | None:
+        uid = str(reference.get("uid", ""))
+        if uid not in self._owners:
+            owner = self._looked_up(reference, namespace)
+            # One of the same name that was made later is another.
+            self._owners[uid] = owner if owner and Object(owner).uid == uid else None
+        return self._owners[uid]
+
+    def _looked_up(self, reference: Mapping[str, str], namespace: str) -> Json | None:
+        version, kind = str(reference.get("apiVersion", "")), str(reference.get("kind", ""))
+        resource = self._discovery.of(version, kind)
+        if resource is None:
+            return None
+        try:
+            where = resource.path(namespace, str(reference.get("name", "")))
+            raw = self._transport.request("GET", where)
+        except ApiError as error:
+            if error.code not in {403, 404}:
+                raise
+            if error.code == 403:
+                self._warn(kind, f"owners of pods cannot be read: {error}")
+            return None
+        return without_managed_fields({"apiVersion": version, "kind": kind, **raw})
+
+    def _resource(self, item: Json) -> Resource | None:
+        return self._discovery.of(str(item.get("apiVersion")), str(item.get("kind")))
+
+    # --- Events -----------------------------------------------------------------------------------
+
+    def _events(self, resource: Resource, raw: Json, namespace: str) -> list[Json]:
+        """The Events of a Pod, or of the namespace, since none can be selected by an owner."""
+        of_pod = {"fieldSelector": f"involvedObject.uid={Object(raw).uid}"}
+        is_pod = resource is POD and raw["kind"] == "Pod"
+        return self._listed("events", path("events", namespace), of_pod if is_pod else {})
+
+    def _with_events(self, workload: Workload, events: Sequence[Json]) -> Snapshot:
+        """The object with those of the Events that are about it, or about what is its own."""
+        objects = (workload.raw, *workload.pods, *workload.below)
+        uids = {Object(item).uid for item in objects} - {""}
+        begun = moment(workload.created)
+        refused: dict[str, Json] = {}
+        own: list[Json] = []
+        for event in events:
+            about = Object(event).part("involvedObject")
+            uid, name = str(about.get("uid", "")), str(about.get("name", ""))
+            if uid in uids:
+                own.append(event)
+            elif begun and event_time(event) < begun:
+                continue
+            elif about.get("kind") == "Pod":
+                # Of a Pod that is gone its name alone tells; one that is there was found or is not
+                # its own.
+                if name not in workload.names and workload.replica_named(name):
+                    own.append(event)
+            elif event.get("type") == "Warning" and name.startswith(workload.name):
+                refused[uid] = about
+        below = list(workload.below)
+        # Where all Pods are refused, none leads to the object between.
+        for uid, about in list(refused.items())[-_MOST_REFUSED:]:
+            owner = self._owner(about, workload.namespace)
+            if owner and workload.uid in {Object(o).uid for o in self._chain(owner)}:
+                below.append(owner)
+                uids.add(uid)
+        uids &= refused.keys()
+        own += (e for e in events if Object(e).part("involvedObject").get("uid") in uids)
+        whole = replace(workload, below=tuple(below))
+        return Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _listed(self, noun: str, where: str, query: Mapping[str, str]) -> list[Json]:
+        """A collection; empty, with a warning, where it may not be read."""
+        try:
+            return list_all(self._transport, where, query).items
+        except ApiError as error:
+            if error.code not in {403, 404}:
+                raise
+            if noun:
+                self._warn(noun, f"{noun} cannot be read: {error}")
+            return []
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            _LOGGER.warning("warning: %s", safe_line(text))
+
+
+def is_selector(name: str) -> bool:
+    """Whether it is a label selector and not a name."""
+    return any(character in name for character in "=!,( ")
+
+
+def _selector(raw: Json) -> str:
+    """The label selector of an object, as a query has it; empty if it has none."""
+    view = Object(raw)
+    if raw["kind"] == "PodList":
+        return view.name
+    selector, text = view.part("spec", "selector"), view.status.get("selector")
+    if not selector:
+        return text if isinstance(text, str) else ""
+    return ",".join(_terms(selector))
+
+
+def _terms(selector: Json) -> Iterator[str]:
+    # A ReplicationController has the labels alone.
+    labels = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
+    yield from (f"{key}={value}" for key, value in labels.items())
+    for term in selector.get("matchExpressions") or ():
+        key, values = term.get("key"), f"({','.join(term.get('values') or ())})"
+        forms = {"In": f"{key} in {values}", "NotIn": f"{key} notin {values}", "Exists": f"{key}"}
+        yield forms.get(str(term.get("operator")), f"!{key}")
+
+
+def _current(branches: Sequence[tuple[Object, list[Json]]]) -> Iterator[Json]:
+    """The Pods of an object's branches; of those that a newer one has replaced what still lives.
+
+    The Pods of a CronJob's earlier Jobs have ended, as those of a Deployment's earlier versions.
+    """
+    newest: dict[object, str] = {}
+    for child, _ in branches:
+        kind = child.raw.get("kind")
+        newest[kind] = max(newest.get(kind, ""), child.created)
+    for child, pods in branches:
+        begun, last = moment(child.created), moment(newest[child.raw.get("kind")])
+        replaced = begun and last and last - begun > _ONE_START
+        yield from (pod for pod in pods if not replaced or Pod(pod).live)
