@@ -52,5 +52,8 @@ def in_manifest(facts: Facts, finding: Finding) -> Finding:
     if role and (role.path[:1] == ("spec",) or "containers" in facts.job.spec):
         places["pod"] = f"{field_path((*role.path, 'spec'))}."
     # A sentence has the whole path once.
-    step = re.sub(r"\{(pod|policy)\}", lambda place: places.pop(place[1], ""), step)
-    return replace(finding, next_step=step)
+    spelled = re.sub(r"\{(pod|policy)\}", lambda place: places.pop(place[1], ""), step)
+    # A CronJob makes the next Job, an AppWrapper its job anew, as they are told themselves.
+    for owner in facts.job.owners[:1] if spelled != step else ():
+        spelled += f"; change it in {owner.get('kind')} {owner.get('name')}, which made this one"
+    return replace(finding, next_step=spelled)
