@@ -77,7 +77,8 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
             if review(backend.transport, create, backend.namespace) is False:
                 yield f"you cannot create {rule.name} in namespace {backend.namespace}"
     if spec.kueue_queue is not None:
-        facts = gather_needs(backend.transport, backend.namespace, job)
+        where = backend.transport, backend.namespace
+        facts = gather_needs(*where, job, backend.own_namespace)
         if facts.kueue_manages is False:
             yield f"Kueue does not manage {target.kind}s, and kueue_queue is {spec.kueue_queue}"
 

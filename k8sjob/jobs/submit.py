@@ -18,7 +18,6 @@ from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
-from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
 from k8sjob.kube.openshift import AllowedIds
@@ -77,14 +76,11 @@ def for_namespace(plan: Plan, backend: ClusterBackend) -> Plan:
     """
     if plan.spec.security is not None:
         return plan
-    try:
-        namespace = backend.transport.request("GET", path("namespaces", name=backend.namespace))
-    except ApiError as error:
-        # After a failure that may pass, the job would have ids that the namespace refuses.
-        if error.code not in {403, 404}:
-            raise
-        return plan
-    if not AllowedIds.of(namespace):
+    namespace = backend.own_namespace()
+    # After a failure that may pass, the job would have ids that the namespace refuses.
+    if isinstance(namespace, ApiError) and namespace.code not in {403, 404}:
+        raise namespace
+    if isinstance(namespace, ApiError) or not AllowedIds.of(namespace):
         return plan
     return plan_job(plan.spec.with_(security="openshift"), plan.folder, image=plan.image)
 

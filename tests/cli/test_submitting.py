@@ -29,6 +29,7 @@ def test_a_job_is_made_and_the_same_again_is_attached_to(k8sjob, api, file):
     done = k8sjob("submit", file)
     assert done == (0, "blue/tiny created\n", "follow it: k8sjob watch blue/tiny\n")
     assert list(api.jobs) == [("blue", "tiny")]
+    assert [path for _, path, *_ in api.asked].count("/api/v1/namespaces/blue") == 1
     again = k8sjob("submit", file)
     unchanged = "blue/tiny already exists as the same job and has not ended: nothing was changed\n"
     assert again[:2] == (0, unchanged)

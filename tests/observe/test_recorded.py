@@ -63,31 +63,36 @@ RANGES = "must be in the ranges: [1000750000, 1000759999]"
 
 
 @pytest.mark.parametrize(
-    ("refusals", "shown"),
+    ("refusals", "shown", "ids"),
     [
         (
             f'[{OTHERS_ONLY}, spec.volumes[1]: Invalid value: "nfs": not allowed, {OTHERS_ONLY}]',
             "spec.volumes[1]: not allowed",
+            False,
         ),
         (
             f"provider restricted-v2: .containers[0].runAsUser: Invalid value: 1000: {RANGES}",
             f"restricted-v2: .containers[0].runAsUser: {RANGES}",
+            True,
         ),
         (
             "[fsGroup: Invalid value: []int64{185}: 185 is not an allowed group]",
             "fsGroup: 185 is not an allowed group",
+            True,
         ),
-        (f"[{OTHERS_ONLY}]", "its service account may use no constraint"),
+        (f"[{OTHERS_ONLY}]", "its service account may use no constraint", False),
     ],
     ids=["of others", "a single one", "of old", "none usable"],
 )
-def test_what_the_constraints_of_openshift_refuse(refusals, shown):
+def test_what_the_constraints_of_openshift_refuse(refusals, shown, ids):
     seen = json.loads(json.dumps(RECORDED["openshift"]))
     for event in seen["events"]:
         head, constraint, _ = event["message"].partition("context constraint: ")
         event["message"] = head + constraint + refusals
     (finding,) = replayed(seen)
     assert f": OpenShift refuses it: {shown}; namespace team allows " in finding.message
+    # The recorded job is a plain PyTorchJob, whose fields are those of its manifest.
+    assert ("runAsUser" in finding.next_step) == ids
 
 
 CONTAINER = "spec.pytorchReplicaSpecs.Master.template.spec.containers[0]"

@@ -68,6 +68,7 @@ class ClusterBackend(Creation):
         controllers = {target.resource: target.controller for target in TARGETS}
         self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), controllers)
         self.context, self.namespace = transport.context, transport.namespace
+        self._own_namespace: Json | None = None
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
         self._workloads = Workloads(self.transport)
@@ -181,6 +182,16 @@ class ClusterBackend(Creation):
                 at = label, pod.namespace, pod.labels.get(label, "")
                 by_job.setdefault(at, []).append(pod.raw)
         return by_job
+
+    def own_namespace(self, timeout: float = 30.0) -> Json | ApiError:
+        """The object of the back end's namespace, or why it cannot be read; asked for once."""
+        if self._own_namespace is None:
+            try:
+                where = path("namespaces", name=self.namespace)
+                self._own_namespace = self.transport.request("GET", where, timeout=timeout)
+            except ApiError as error:
+                return error
+        return self._own_namespace
 
     def look_for_namespace(self) -> None:
         """Raise BackendError where the back end's namespace does not exist.

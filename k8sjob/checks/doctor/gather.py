@@ -21,7 +21,7 @@ from k8sjob.rendering.merge import merge
 from k8sjob.targets.jobs import DEFAULT, PREFERRED, job_path, keyed, namesake, references
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Executor, Future
 
     from k8sjob.checks.doctor.check import Permission
@@ -122,15 +122,22 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
         yield "operator's own namespace", (path, query)
 
 
-def gather_needs(transport: Transport, namespace: str, job: Job) -> ClusterFacts:
+def gather_needs(
+    transport: Transport,
+    namespace: str,
+    job: Job,
+    own_namespace: Callable[[float], Answer] | None = None,
+) -> ClusterFacts:
     """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
     All at once, a few seconds at most; what may not be read, or does not respond, is left out.
+    `own_namespace` returns the namespace within some seconds, where it may be known already.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
         where = resource_path("namespaces", name=namespace)
-        asked["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=_NEEDS_TIMEOUT)
+        read = own_namespace or (lambda timeout: _ask(transport, "GET", where, timeout=timeout))
+        asked["namespace"] = pool.submit(read, _NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = job.target
     return ClusterFacts(

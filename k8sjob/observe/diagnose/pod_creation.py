@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
-from k8sjob.kube.objects import Object, containers, event_time, training
+from k8sjob.kube.objects import Object, event_time, training
 from k8sjob.kube.openshift import AllowedIds
 from k8sjob.observe.diagnose.finding import (
     Cause,
@@ -48,6 +48,7 @@ _ALLOWED: Final = (
     "remove the field that the message names, or name a service_account that may use a constraint"
     " that allows it"
 )
+_ID_FIELD: Final = re.compile(r"\b(runAsUser|runAsGroup|fsGroup|supplementalGroups): ")
 _INVALID: Final = re.compile(r"Invalid value: [^:]{1,100}: ")
 _UNUSABLE: Final = re.compile(
     r'provider "?[^":]{1,253}"?: Forbidden: not usable by user or serviceaccount(?:, )?'
@@ -151,6 +152,7 @@ def _explain(facts: Facts, message: str) -> Explanation:
             f"{name} ({amount} requested, {used.get(name, '?')} of {hard.get(name, '?')} used)"
             for name, amount in asked.items()
         )
+    constraint = _constraint(facts, message)
     return best_match(
         _RULES,
         message,
@@ -158,8 +160,8 @@ def _explain(facts: Facts, message: str) -> Explanation:
         namespace=facts.namespace,
         amounts=amounts,
         restricted=_restricted_step(facts, message),
-        constraint=_constraint(facts, message),
-        openshift=_OPENSHIFT if _names_ids(facts) else _ALLOWED,
+        constraint=constraint,
+        openshift=_OPENSHIFT if _ID_FIELD.search(constraint) else _ALLOWED,
     )
 
 
@@ -179,16 +181,6 @@ def _constraint(facts: Facts, message: str) -> str:
     allowed = map(AllowedIds.of, facts.of_kind("Namespace"))
     ids = next(filter(None, allowed), None)
     return f"{refusals}; namespace {facts.namespace} allows {ids}" if ids else refusals
-
-
-def _names_ids(facts: Facts) -> bool:
-    """Whether the Pods name a user or a group, which a cluster with constraints chooses itself."""
-    fields = {"runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"}
-    return any(
-        fields & Object(holder).part("securityContext").keys()
-        for _, _, pod in pod_specs(facts.job)
-        for holder in (pod, *containers(pod))
-    )
 
 
 def _restricted_step(facts: Facts, message: str) -> str:

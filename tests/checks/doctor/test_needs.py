@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
@@ -345,9 +347,20 @@ def test_a_user_that_is_no_number_is_not_looked_for_among_billions():
     assert list(ids.refused({"securityContext": {"runAsUser": "5"}})) == ["runAsUser 5"]
 
 
-@pytest.mark.parametrize("level", ["restricted", "baseline", ""])
-def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level):
-    labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
-    cluster.answers["/api/v1/namespaces/team"] = {"metadata": {"name": "team", "labels": labels}}
-    topics = [one.id for one in examine_needs(gather_needs(cluster, "team", job_of(make_job())))]
-    assert topics == ["pod-security"] * (level == "restricted")
+@pytest.mark.parametrize(
+    ("level", "annotations", "security"),
+    [
+        ("restricted", {}, "restricted"),
+        ("restricted", OPENSHIFT, "openshift"),
+        ("baseline", {}, ""),
+    ],
+)
+def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level, annotations, security):
+    metadata = {"labels": {"pod-security.kubernetes.io/enforce": level}, "annotations": annotations}
+    cluster.answers["/api/v1/namespaces/team"] = {"metadata": {"name": "team", **metadata}}
+    job = job_of(make_job(securityContext={"fsGroup": 1000}))
+    findings = examine_needs(gather_needs(cluster, "team", job))
+    named = {
+        step for finding in findings for step in re.findall(r"security: (\w+)", finding.next_step)
+    }
+    assert named == ({security} if security else set())
