@@ -7,6 +7,8 @@ import functools
 import itertools
 import os
 import resource
+import shutil
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -231,3 +233,17 @@ def _duplicates(schema, value, at):
             if identity in seen:
                 yield f"{at}[{index}]: {dict(zip(keys, identity, strict=True))} is there twice"
             seen.add(identity)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A certificate for this machine, signed by itself, and its key, in one file."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    argv = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days 2"
+    argv += f" -subj /CN=test -addext subjectAltName=IP:127.0.0.1 -keyout {path} -out {path}.crt"
+    subprocess.run(argv.split(), check=True, capture_output=True)
+    with path.open("a") as both:
+        both.write(path.with_suffix(".pem.crt").read_text())
+    return path

@@ -18,6 +18,7 @@ KIND = re.compile(
 """Names of a kind, of its module, of its fields."""
 KINDS_ALLOWED = {
     "adopt/equivalence.py": "which fields may be empty, of all kinds at once",
+    "runtime/base/config.py": "the variables of Kubeflow Trainer's status server",
     "kube/objects.py": "how the labels of controllers begin, which a spec may not have",
     "spec/job.py": "the field `target` of job.yaml, and an example of an overlay",
     "spec/values.py": "the values of `target`",

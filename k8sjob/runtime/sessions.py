@@ -31,6 +31,7 @@ from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.jax_processes import JaxProcesses
 from k8sjob.runtime.rank_context import RankContext, mapped_path
 from k8sjob.runtime.tracking import Trackers
+from k8sjob.runtime.trainer_status import TrainerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,7 +117,8 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
 def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | None) -> Trackers:
     """The trackers that the spec and the script name, which get what the reporter reports."""
     config, reporter = context.config, context.reporter
-    tracking = Trackers(reporter.warn)
+    server = settings.status_server()
+    tracking = Trackers(reporter.warn, TrainerStatus(server) if server else None)
     folder = tensorboard or config.tracking.get("tensorboard", {}).get("dir")
     files = {"tensorboard": {"dir": str(mapped_path(folder))}} if folder else {}
     parameters = {

@@ -21,13 +21,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from k8sjob.contract import TRACKER_PACKAGES
+from k8sjob.contract import TRACKER_PACKAGES, EventKind
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import first_line
 from k8sjob.runtime.checkpoint.store import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from k8sjob.contract import Event
+    from k8sjob.runtime.trainer_status import TrainerStatus
 
 _QUEUE: Final = 1000
 """Points that wait for a slow tracker; later ones are dropped."""
@@ -36,6 +39,7 @@ _BATCH: Final = 200
 _PAUSE: Final = 60.0
 """Seconds between two tries to reach a tracker, at most."""
 _IDS: Final = "tracking.json"
+_NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "restart", "slowest"})
 _T = TypeVar("_T")
 
 
@@ -325,9 +329,15 @@ def _end_wandb() -> None:
 class Trackers:
     """All trackers of a session; see Reporter.sink."""
 
-    def __init__(self, warn: Callable[[str], None] = lambda _message: None) -> None:
-        self._warn = warn
+    def __init__(
+        self,
+        warn: Callable[[str], None] = lambda _message: None,
+        status: TrainerStatus | None = None,
+    ) -> None:
+        """No trackers yet; `status` is that of the TrainJob, where there is one."""
+        self._warn, self._status = warn, status
         self._trackers: list[Tracker] = []
+        self._step = 0  # of the whole run
         self._lock = threading.Lock()
 
     def open(
@@ -363,16 +373,28 @@ class Trackers:
                 Tracker(name, settings[name], run, warn=self._warn, opened=opened)
             )
 
-    def __call__(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Pass on the numbers of a step."""
+    def __call__(self, event: Event) -> None:
+        """Pass on the numbers of an event of progress or metrics."""
+        progress = event.data if event.kind == EventKind.PROGRESS else None
+        if progress:  # metrics have a user's keys
+            self._step = progress["epoch"] * progress["steps"] + progress["step"]
+        numbers = {
+            key: float(value)
+            for key, value in event.data.items()
+            if type(value) in {int, float} and key not in _NO_CURVE
+        }
         for tracker in self._trackers:
-            tracker.add(Point(step, values, at))
+            tracker.add(Point(self._step, numbers, event.time))
+        if self._status:
+            self._status.add(numbers, progress)
 
     def close(self, state: str) -> None:
         """End the runs: "finished", "failed" or "stopped"; waits for TIMEOUTS.track at most."""
         # The peers of a rank that failed wait for its end.
         seconds = TIMEOUTS.exit / 2 if state == "failed" else TIMEOUTS.track
         deadline = time.monotonic() + seconds
+        if self._status:
+            self._status.close(state, deadline)
         for tracker in self._trackers:
             tracker.close(state, deadline)
 

@@ -23,6 +23,7 @@ from k8sjob.rendering import render
 from k8sjob.spec import Elastic, Image, JobSpec, Resources, load
 from k8sjob.targets.jobs import TARGETS, by_name
 
+from .bed.components import webhook_secret
 from .desk import SLEEP, shortened
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -378,6 +379,27 @@ def test_a_lost_pod_comes_back_and_the_training_continues(
     for ref in refs:
         assert job_status(ended(ref)).state is JobState.SUCCEEDED
         assert desk.result(ref)["losses"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.usefixtures("trainer")
+def test_trainer_has_the_progress_of_a_training_in_its_status(bed, desk, start, ended, eventually):
+    # What Trainer has in a Pod: a token, for its issuer, and the Secret of its webhook, for the CA.
+    token = bed.kubectl("create", "token", "default", "-n", desk.namespace).stdout.strip()
+    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+    bed.inside("sh", "-c", f"mkdir -p {folder} && echo {token} > {folder}/token")
+    secret = {"kind": "Secret", "metadata": {"name": "kubeflow-trainer-webhook-cert"}}
+    bed.create({**secret, "data": webhook_secret(bed.folder / "pki")}, "kubeflow-system")
+    bed.add("trainer", featureGates={"TrainJobStatus": True})
+    ref = start("trainjob", LONG)
+    status = lambda: bed.read("trainjobs", ref.name, ref.namespace).get("status", {})  # noqa: E731
+    early = eventually(lambda: status().get("trainerStatus"), "its progress")
+    assert 0 <= early["progressPercentage"] < 100
+    ended(ref)
+    late = status()["trainerStatus"]
+    assert (late["progressPercentage"], late["estimatedRemainingSeconds"]) == (100, 0)
+    metrics = {metric["name"]: float(metric["value"]) for metric in late["metrics"]}
+    assert metrics["epoch_loss"] == pytest.approx(desk.result(ref)["losses"][-1], rel=1e-5)
+    assert all("did not accept" not in line.text for line in desk.backend.logs(ref, "master-0"))
 
 
 def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):

@@ -1,7 +1,6 @@
 """An HTTPS server that answers as a test tells it, in the place of an apiserver."""
 
 import shutil
-import subprocess
 from collections import deque
 
 import pytest
@@ -31,20 +30,6 @@ class Apiserver(Server):
             return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4"}
         self.asked.append((request.method, request.target, request.headers, request.body))
         return self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory):
-    """A certificate for this machine, signed by itself, and its key, in one file."""
-    if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed")
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    argv = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -noenc -days 2"
-    argv += f" -subj /CN=test -addext subjectAltName=IP:127.0.0.1 -keyout {path} -out {path}.crt"
-    subprocess.run(argv.split(), check=True, capture_output=True)
-    with path.open("a") as both:
-        both.write(path.with_suffix(".pem.crt").read_text())
-    return path
 
 
 @pytest.fixture

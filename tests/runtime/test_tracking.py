@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from k8sjob import runtime
-from k8sjob.contract import CONFIG_ENV, EventKind, RuntimeConfig
+from k8sjob.contract import CONFIG_ENV, Event, EventKind, RuntimeConfig
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.tracking import Trackers
@@ -39,20 +39,22 @@ class FakeWriter:
         self.written[self.folder].append("closed")
 
 
-def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(capsys):
-    reporter, seen = Reporter(active=True, events=True), []
-    reporter.sink = lambda step, values, _at: seen.append((step, values))
+def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(capsys, mlflow):
+    reporter, tracking = Reporter(active=True, events=True), Trackers(pytest.fail)
+    tracking.open({"mlflow": {}}, "digits", {}, None)
+    reporter.sink = tracking
     place = {"epochs": 3, "steps": 10, "eta_s": 1.0, "slowest": 1}
     reporter.emit(EventKind.PROGRESS, epoch=1, step=4, loss=0.5, **place)
     reporter.emit(EventKind.METRICS, epoch=2, accuracy=0.75, note="fine", best=True)
     reporter.emit(EventKind.METRICS, epoch=2, steps=7, accuracy=0.875)
     reporter.emit(EventKind.METRICS, epoch="last", steps=7, step=1, accuracy=1.0)
     reporter.emit(EventKind.WARNING, message="look")
-    assert seen == [
-        (14, {"loss": 0.5}),
-        (14, {"accuracy": 0.75}),
-        (14, {"accuracy": 0.875}),
-        (14, {"accuracy": 1.0}),
+    tracking.close("finished")
+    assert mlflow.runs["r0"]["curve"] == [
+        ("loss", 14, 0.5),
+        ("accuracy", 14, 0.75),
+        ("accuracy", 14, 0.875),
+        ("accuracy", 14, 1.0),
     ]
     assert len(capsys.readouterr().out.splitlines()) == 5
 
@@ -169,7 +171,7 @@ def test_names_that_mlflow_refuses_do_not_cost_the_other_numbers(mlflow):
     tracking = Trackers(pytest.fail)
     tracking.open({"mlflow": {}}, "digits", {}, None)
     given = ("acc@5", "top-5 (%)", "val/f1", "a//b", "../x", "", "n" * 300, "loss")
-    tracking(1, dict.fromkeys(given, 0.5), 0.0)
+    tracking(Event("metrics", dict.fromkeys(given, 0.5)))
     tracking.close("finished")
     names = [name for name, _, _ in mlflow.runs["r0"]["curve"]]
     expected = ["acc_5", "top-5 ___", "val/f1", "a/_/b", "_/x", "_", "n" * 250, "loss"]
@@ -201,10 +203,10 @@ def test_ids_that_cannot_be_kept_cost_a_warning_and_no_numbers(mlflow, tmp_path)
     warnings = []
     tracking = Trackers(warnings.append)
     tracking.open({"mlflow": {}}, "digits", {}, tmp_path / "full")
-    tracking(1, {"loss": 0.5}, 0.0)
+    tracking(Event("metrics", {"loss": 0.5}))
     tracking.close("finished")
     (run,) = mlflow.runs.values()
-    assert (run["status"], run["curve"]) == ("FINISHED", [("loss", 1, 0.5)])
+    assert (run["status"], run["curve"]) == ("FINISHED", [("loss", 0, 0.5)])
     (warning,) = warnings
     assert "tracking.json cannot be written" in warning
 
@@ -234,7 +236,7 @@ def test_a_slow_tracker_holds_nothing_up(mlflow):
     tracking = Trackers(warnings.append)
     tracking.open({"mlflow": {}}, "digits", {}, None)
     for step in range(3000):
-        tracking(step, {"loss": 1.0}, 0.0)
+        tracking(Event("progress", {"epoch": 0, "step": step, "steps": 3000, "loss": 1.0}))
     assert warnings == ["tracking.mlflow is slow or unavailable: numbers are dropped"]
     mlflow.blocked.set()
     tracking.close("finished")
@@ -268,6 +270,6 @@ def test_wandbs_own_process_does_not_hold_the_exit_up(tmp_path):
 
 def test_only_rank_0_tracks(mlflow):
     tracking = Trackers()
-    tracking(0, {"loss": 1.0}, 0.0)
+    tracking(Event("metrics", {"loss": 1.0}))
     tracking.close("finished")
     assert not mlflow.asked

@@ -9,7 +9,7 @@ import reprlib
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
@@ -64,6 +64,21 @@ def launcher_hosts_store() -> bool:
 def started_by_k8sjob() -> bool:
     """Whether k8sjob started this job, so that its event lines are read."""
     return contract.CONFIG_ENV in os.environ
+
+
+class StatusServer(NamedTuple):
+    """Where Kubeflow Trainer takes the status of this TrainJob: an https URL, and two files."""
+
+    url: str
+    ca_file: str
+    token_file: str
+
+
+def status_server(environ: Mapping[str, str] = os.environ) -> StatusServer | None:
+    """The server that Kubeflow Trainer names to the containers of a TrainJob, if it has one."""
+    names = ("URL", "CA_CERT", "TOKEN")
+    server = StatusServer(*(environ.get(f"KUBEFLOW_TRAINER_SERVER_{name}", "") for name in names))
+    return server if all(server) and server.url.startswith("https://") else None
 
 
 def safe_path() -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from k8sjob.contract import MAX_TERMINATION_BYTES, Event, EventKind, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from k8sjob.contract import Reason
     from k8sjob.runtime.base.heartbeat import Seen
@@ -49,15 +49,15 @@ def start_phase(ranks: Collection[Seen]) -> str:
     return "importing" if any(rank.importing for rank in ranks) else "running"
 
 
-Sink = Callable[[int, "Mapping[str, float]", float], None]
-"""Takes the numbers of a step of the whole run, by name, at seconds since the epoch."""
+Sink = Callable[[Event], None]
+"""Takes the events of progress and metrics; it neither fails nor waits."""
 
 
 class Reporter:
     """The output of a session: rank 0 writes, the other ranks do not.
 
     Attributes:
-        sink: takes the numbers of progress and metrics, too; it neither fails nor waits.
+        sink: takes the events of progress and metrics, too.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Reporter:
         """
         self._active, self._events, self._restart, self._out = active, events, restart, out
         self.sink: Sink | None = None
-        self._step, self._diverged = 0, False
+        self._diverged = False
 
     def emit(self, kind: EventKind, **data: Any) -> None:
         """Write one event; its keys are documented at EventKind."""
@@ -86,14 +86,10 @@ class Reporter:
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
             counted = {"epoch": plain["epoch"] + 1} if kind is EventKind.PROGRESS else {}
             self._warn_of_divergence({**plain, **counted})  # metrics count as their user does
-        if self._events:
-            self._line(Event(kind, plain, time.time()).encode())
-        else:
-            self._line(_SENTENCES.get(kind, _pairs)(plain))
+        event = Event(kind, plain, time.time())
+        self._line(event.encode() if self._events else _SENTENCES.get(kind, _pairs)(plain))
         if self.sink and kind in {EventKind.PROGRESS, EventKind.METRICS}:
-            if kind is EventKind.PROGRESS:  # metrics have a user's keys
-                self._step = plain["epoch"] * plain["steps"] + plain["step"]
-            self._pass_on(self.sink, plain)
+            self.sink(event)
 
     def warn(self, message: str) -> None:
         """Report something that does not stop the run."""
@@ -116,23 +112,11 @@ class Reporter:
                 " samples"
             )
 
-    def _pass_on(self, sink: Sink, data: dict[str, Any]) -> None:
-        """The numbers that make a curve, by the step of the whole run."""
-        numbers = {
-            key: float(value)
-            for key, value in data.items()
-            if type(value) in {int, float} and key not in _NO_CURVE
-        }
-        sink(self._step, numbers, time.time())
-
     def _line(self, text: str) -> None:
         # One write: other threads and C++ share the stream, and a line must stay whole.
         out = self._out or sys.stdout
         out.write(text + "\n")
         out.flush()
-
-
-_NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "restart", "slowest"})
 
 
 def _plain(value: Any) -> Any:

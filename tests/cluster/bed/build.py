@@ -75,13 +75,14 @@ def _built(name, sources, module, settings, build):
     for file in (*sources, module / "go.mod", module / "go.sum"):
         digest.update(file.read_bytes())
     folder = cache_home() / f"{name}-{digest.hexdigest()[:12]}"
-    with once(name):
-        if not folder.exists():
-            making = folder.with_suffix(".making")
-            shutil.rmtree(making, ignore_errors=True)
-            making.mkdir()
-            build(making)
-            making.rename(folder)
+    if not folder.exists():  # asked without the lock: another version may be built for minutes
+        with once(name):
+            if not folder.exists():
+                making = folder.with_suffix(".making")
+                shutil.rmtree(making, ignore_errors=True)
+                making.mkdir()
+                build(making)
+                making.rename(folder)
     return folder
 
 

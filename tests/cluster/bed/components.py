@@ -164,7 +164,7 @@ def commands(apiserver, base_image):
             f"--client-ca-file={PKI}/ca.crt",
             f"--service-account-key-file={PKI}/service-accounts.crt",
             f"--service-account-signing-key-file={PKI}/service-accounts.key",
-            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-issuer=https://{NODE}:{apiserver}",
             f"--service-cluster-ip-range={SERVICES}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",

@@ -84,7 +84,7 @@ def prepare(name, folder, built, server, **settings):
     program.parent.mkdir(exist_ok=True)
     if not program.exists():
         program.hardlink_to(built / made.program)  # the bed does not see the folder itself
-        pki.client(folder / "pki", name, f"/CN={name}")
+        pki.client(folder / "pki", name, f"/O=system:serviceaccounts/CN={name}")
         config = pki.kubeconfig(folder / "pki", name, server)
         (folder / f"conf/{name}.kubeconfig").write_text(config)
     config = {

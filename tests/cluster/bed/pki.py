@@ -17,7 +17,8 @@ USERS = {
 }
 KUBERNETES = "kubernetes.default.svc"
 SERVERS = {
-    "apiserver": f"DNS:kubernetes,DNS:{KUBERNETES},DNS:localhost,IP:127.0.0.1,IP:{APISERVER}",
+    "apiserver": f"DNS:kubernetes,DNS:{KUBERNETES},DNS:localhost,IP:127.0.0.1,IP:{APISERVER}"
+    f",IP:{NODE}",
     "node": f"IP:{NODE},DNS:node",
     "webhook": "DNS:training-operator.kubeflow.svc"
     ",DNS:jobset-webhook-service.jobset-system.svc"

@@ -1,0 +1,130 @@
+"""The progress of a session in the status of its TrainJob, which Kubeflow Trainer writes.
+
+Trainer's controller serves an address for it where its feature gate TrainJobStatus is on (alpha,
+off by default), and tells the containers by variables. One thread posts there; training neither
+waits for it nor fails with it.
+
+Source: trainer v2.3.0, pkg/statusserver and pkg/runtime/framework/plugins/trainjobstatus.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.errors import first_line
+from k8sjob.runtime.base.event_lines import log_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from k8sjob.runtime.base.config import StatusServer
+
+_PAUSE: Final = 60.0
+"""Seconds between two tries to reach the server, at most."""
+_MAX_TEXT: Final = 64
+"""Characters of a metric's name, and of its value."""
+_MAX_METRICS: Final = 256
+_MAX_SECONDS: Final = 2**31 - 1
+
+
+class TrainerStatus:
+    """`status.trainerStatus` of the TrainJob that this process belongs to, and its thread."""
+
+    def __init__(self, server: StatusServer) -> None:
+        """Start the thread, which waits for the first numbers."""
+        self._server, self._url = server, urlsplit(server.url)
+        self._progress: Mapping[str, Any] | None = None
+        self._metrics: dict[str, float] = {}
+        self._end = ""  # how the session ended
+        self._news, self._ending = threading.Event(), threading.Event()
+        self._down = self._told = False
+        self._thread = threading.Thread(target=self._run, name="trainer-status", daemon=True)
+        self._thread.start()
+
+    def add(self, metrics: Mapping[str, float], progress: Mapping[str, Any] | None) -> None:
+        """Note the newest numbers, and the data of an event of progress, without waiting."""
+        self._metrics = {**self._metrics, **metrics}
+        self._progress = progress or self._progress
+        self._news.set()
+
+    def close(self, state: str, deadline: float) -> None:
+        """Post how the session ended; give up at `deadline` of the monotonic clock.
+
+        `state` is "finished", "failed" or "stopped".
+        """
+        # A server that is down may be so for hours: one more try.
+        patience = TIMEOUTS.join if self._down else TIMEOUTS.connect
+        deadline = min(deadline, time.monotonic() + patience)
+        self._end = state
+        self._ending.set()
+        self._news.set()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        pause, ended = TIMEOUTS.track_every, False
+        while not ended:
+            self._news.wait()
+            self._news.clear()
+            ended = self._ending.is_set()  # asked first: what comes during a post needs another
+            trouble = self._post()
+            self._down = bool(trouble)
+            if trouble and not self._told:
+                self._told = True
+                log_line(f"{self._server.url} did not accept the progress: {trouble}")
+            pause = min(2 * pause, _PAUSE) if trouble else TIMEOUTS.track_every
+            self._ending.wait(pause)
+
+    def _post(self) -> str:
+        """Send the status; returns what went wrong."""
+        # http.client uses no proxy and follows no redirect: the token leaves for this server alone.
+        try:
+            context = ssl.create_default_context(cafile=self._server.ca_file)
+            # Python 3.13 refuses authorities without key usage, which Go takes, and a cluster has.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            # The kubelet replaces the token every hour.
+            token = Path(self._server.token_file).read_text().strip()
+            connection = http.client.HTTPSConnection(
+                self._url.hostname or "", self._url.port, timeout=TIMEOUTS.connect, context=context
+            )
+            try:
+                headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+                body = json.dumps({"trainerStatus": self._status()})
+                connection.request("POST", self._url.path, body, headers)
+                response = connection.getresponse()
+                refused = response.status != http.client.OK
+                return f"HTTP {response.status} {response.reason}" if refused else ""
+            finally:
+                connection.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return first_line(error)
+
+    def _status(self) -> dict[str, Any]:
+        """The fields of TrainerStatus (pkg/apis/trainer/v1alpha1); each post replaces them all."""
+        progress, numbers = self._progress or {}, self._metrics
+        status: dict[str, Any] = {
+            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
+            "metrics": [
+                {"name": name[:_MAX_TEXT], "value": f"{value:.6g}"}
+                for name, value in list(numbers.items())[:_MAX_METRICS]
+                if name
+            ],
+        }
+        if self._end == "finished":
+            return {**status, "progressPercentage": 100, "estimatedRemainingSeconds": 0}
+        if progress:
+            # The steps of an epoch may be unknown, 0.
+            share = progress["step"] / progress["steps"] if progress["steps"] else 0.0
+            done = (progress["epoch"] + share) / max(1, progress["epochs"])
+            status["progressPercentage"] = max(0, min(100, int(100 * done)))
+        if "eta_s" in progress:
+            status["estimatedRemainingSeconds"] = max(0, min(_MAX_SECONDS, int(progress["eta_s"])))
+        return status
