@@ -56,6 +56,7 @@ def fields(manifest: Json) -> Json:
     spec: Json = {
         "name": job.name,
         "target": reader.target.name,
+        "runtime": of_kind.get("runtime"),
         "namespace": job.namespace or None,
         "image": _image(lead),
         "run": _run(all_pods, lead),

@@ -88,6 +88,8 @@ def run_command(
     trains_here = script.is_file() and "runtime.session(" in script.read_text(errors="replace")
     if trains_here and not (spec.checkpoint or shown["quiet"]):
         print_status(NO_CHECKPOINT)
+    if spec.runtime is not None and not shown["quiet"]:
+        print_status("runtime has no effect here: what it adds to the pods is only in the cluster")
     backend = LocalBackend(
         fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=shown["detach"]
     )

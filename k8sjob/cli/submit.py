@@ -111,7 +111,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         # With --image the code is in that image, and the script need not be here.
         if image is None:
             check_script(spec, folder)
-    show_lint_errors(job)
+    show_lint_errors(job, target and spec.target)
     if dry_run == "client":
         _show_plan(plan, place, output)
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import BackendError, JobNotFound, SpecError
+from k8sjob.jobs.existing_companion import offer
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
 from k8sjob.targets.jobs import PREFERRED, namesake, of_kind
@@ -53,7 +54,10 @@ def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
 def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
     """Why a job cannot be of this kind."""
     from k8sjob.checks.doctor.gather import gather_needs, review  # noqa: PLC0415 - few ask for it
-    from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same
+    from k8sjob.checks.doctor.permissions import (  # noqa: PLC0415 - the same
+        RULES,
+        makes_companion,
+    )
 
     try:
         # Some fields of a spec have no place in some kinds (overlays, roles), which shows when it
@@ -71,11 +75,16 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
             yield f"the cluster does not serve {resource} of {api}"
             return
     for rule in RULES:
+        of_companion = makes_companion(rule, target)
+        if of_companion and job.shares_companion:
+            continue
         if rule.target == target.name and "create" in rule.verbs:
             create = next(access for access in rule.permissions if access.verb == "create")
             # None: the cluster does not tell, so the submission itself will.
             if review(backend.transport, create, backend.namespace) is False:
-                yield f"you cannot create {rule.name} in namespace {backend.namespace}"
+                why = f"you cannot create {rule.name} in namespace {backend.namespace}"
+                offered = offer(job, backend) if of_companion else ""
+                yield f"{why} ({offered})" if offered else why
     if spec.kueue_queue is not None:
         where = backend.transport, backend.namespace
         facts = gather_needs(*where, job, backend.own_namespace)

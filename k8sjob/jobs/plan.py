@@ -79,7 +79,7 @@ def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:
         SpecError: the overlay does not fit the manifest, or the script is not in the context.
     """
     # This machine keeps jobs as the training operator does, whatever they become in a cluster.
-    local: dict[str, str] = {"target": DEFAULT.name}
+    local: dict[str, str | None] = {"target": DEFAULT.name, "runtime": None}
     if spec.security == "openshift":
         # The user has a home here, with the caches of earlier runs.
         local["security"] = "restricted"

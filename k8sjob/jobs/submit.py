@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.jobs.existing_companion import check_companion, offering
 from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
@@ -67,13 +68,15 @@ class Submitted:
 def for_namespace(plan: Plan, backend: ClusterBackend) -> Plan:
     """The plan as its namespace requires it, where the job says nothing of its security.
 
+    A companion that the job shares must be there and fit to it, as far as it may be read.
     In OpenShift each namespace chooses the user and the group of its Pods, and refuses the ids
     that a job has by default. A namespace that cannot be read changes nothing.
 
     Raises:
-        SpecError: the job has fields that no such namespace allows.
+        SpecError: the job has fields that no such namespace allows, or no such companion.
         BackendError: the cluster cannot be reached, or fails to answer.
     """
+    check_companion(plan.job, backend)
     if plan.spec.security is not None:
         return plan
     namespace = backend.own_namespace()
@@ -115,7 +118,8 @@ def push_code(
 
     # The cheapest checks first: a build takes minutes, a push seconds.
     check_script(spec, plan.folder)
-    backend.dry_run(plan.job, name_free=True)
+    with offering(plan.job, backend):
+        backend.dry_run(plan.job, name_free=True)
     if build is not None and not dry_run:
         build(spec, plan.folder)
     pushed = push(spec, plan.folder, dry_run=dry_run, **options)
@@ -163,17 +167,19 @@ def submit_plan(
         JobExists: another job, or the same one that has ended, has the name.
         BackendError: the cluster refuses the job, or cannot be reached.
     """
-    return _Submission(plan, backend, report, dry_run=dry_run).run(replace=replace)
+    with offering(plan.job, backend):
+        return _Submission(plan, backend, report, dry_run=dry_run).run(replace=replace)
 
 
 def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.job) or backend.of_another_kind(plan.job)
-    planned = _with_defaults(backend, plan.job)
+    with offering(plan.job, backend):
+        planned = _with_defaults(backend, plan.job)
     if existing is not None and MANIFEST_DIGEST not in existing.annotations:
         # Written by others: an apiserver fills no defaults into the pods of a custom resource, and
         # keeps a quantity as it was written.
-        old, new = normal_pair(existing.document, planned.document)
+        old, new = normal_pair(existing.own.document, planned.document)
         existing, planned = existing.with_document(aligned(old, new)), planned.with_document(new)
     return difference(existing, planned)
 

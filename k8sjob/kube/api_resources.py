@@ -49,6 +49,7 @@ class Controller:
         template_flag: its flag for a template of that container.
         target: the name of the kind as a target, where doctor examines another by default.
         companions: the resource of the objects that stand beside those of the kind.
+        since: fields that k8sjob renders, each with the version of the controller that brought it.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Controller:
     template_flag: str = ""
     target: str = ""
     companions: str = ""
+    since: tuple[tuple[str, str], ...] = ()
 
 
 def path(

@@ -126,8 +126,8 @@ def _written(job: Job) -> Json:
         "metadata": {k: v for k, v in metadata.items() if v},
         "spec": job.written_spec,
     }
-    if (companion := keyed(job.target)) and job.companion is not None:
-        document[companion.key] = {"spec": Object(job.companion).spec}
+    if (companion := keyed(job.target)) and (beside := job.own.companion):
+        document[companion.key] = {"spec": Object(beside).spec}
     ordered: Json = _ordered(document)
     return ordered
 

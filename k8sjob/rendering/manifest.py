@@ -38,7 +38,7 @@ from k8sjob.kube.objects import (
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
 from k8sjob.targets.api import PORT_NAME
-from k8sjob.targets.jobs import DEFAULT, by_name
+from k8sjob.targets.jobs import DEFAULT, TARGETS, by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,14 @@ def manifest(
             k8sjob.rendering.overlay; or `image` names none.
     """
     target = by_name(spec.target)
-    if problems := [*target.refusals(spec), *of_another_kind(spec.overlay, target)]:
+    problems = [*target.refusals(spec), *of_another_kind(spec.overlay, target)]
+    if spec.runtime is not None and not (target.companion and target.companion.shared):
+        sharing = [kind for kind in TARGETS if kind.companion and kind.companion.shared]
+        names, kinds = ([getattr(kind, key) for kind in sharing] for key in ("name", "kind"))
+        step = f"use target {' or '.join(names)}, or remove it"
+        message = f"a {target.kind} has none, only a {' or '.join(kinds)} has"
+        problems.append(invalid(("runtime",), message, step))
+    if problems:
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
     values |= target.values(spec)
@@ -99,15 +106,15 @@ def manifest(
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
     job.metadata["annotations"] = {**job.annotations, **notify, **annotations}
-    if not (spec.overlay or spec.pod_template):
-        return job
-    return apply_overlay(
-        job,
-        spec.overlay,
-        spec.pod_template,
-        image_is_built=spec.builds_image,
-        security=spec.security if spec.restricted else None,
-    )
+    if spec.overlay or spec.pod_template:
+        job = apply_overlay(
+            job,
+            spec.overlay,
+            spec.pod_template,
+            image_is_built=spec.builds_image,
+            security=spec.security if spec.restricted else None,
+        )
+    return target.finished(job)
 
 
 def remarks(spec: JobSpec) -> list[str]:
@@ -299,5 +306,5 @@ def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
     Raises:
         ValueError: the job has no such replica.
     """
-    alike = spec.model_copy(update={"target": DEFAULT.name})
+    alike = spec.model_copy(update={"target": DEFAULT.name, "runtime": None})
     return manifest(alike).injected_env(role, index)

@@ -20,6 +20,7 @@ from k8sjob.spec.replicas import (
     Replicas,
     Requests,
     Resources,
+    Runtime,
     Volume,
 )
 from k8sjob.spec.run import EnvFrom, Run
@@ -41,6 +42,7 @@ __all__ = [
     "Requests",
     "Resources",
     "Run",
+    "Runtime",
     "Strategy",
     "TensorBoard",
     "Tracking",

@@ -15,7 +15,16 @@ from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
-from k8sjob.spec.replicas import Gang, Policy, Replicas, Resources, Topology, Volume
+from k8sjob.spec.replicas import (
+    AnyRuntime,
+    Gang,
+    Policy,
+    Replicas,
+    Resources,
+    Runtime,
+    Topology,
+    Volume,
+)
 from k8sjob.spec.run import Run
 from k8sjob.spec.training import Checkpoint, Strategy, Tracking
 from k8sjob.spec.values import (
@@ -67,6 +76,13 @@ class JobSpec(Part, HasCard):
         " docs/reference/targets.md.",
         "job",
         default="pytorchjob",
+    )
+    runtime: AnyRuntime | None = doc(
+        "For target trainjob: the ClusterTrainingRuntime that the job is laid over, by its name,"
+        " or a TrainingRuntime; null: a TrainingRuntime of the job's own. `k8sjob run` ignores it.",
+        "torch-distributed",
+        {"kind": "TrainingRuntime", "name": "team-torch"},
+        default=None,
     )
     labels: FrozenMap[LabelKey, LabelValue] = doc(
         "Labels of the job and its pods.", {"team": "vision"}, default=FROZEN_EMPTY
@@ -268,6 +284,11 @@ class JobSpec(Part, HasCard):
         serving = strategies.serving(self.strategy.kind, self.strategy.settings)
         training = self.nnodes - 1 if serving else self.nnodes
         return serving + training * self.nproc_per_node
+
+    @property
+    def existing_runtime(self) -> Runtime | None:
+        """The runtime of Trainer's that the job is laid over; None: it has its own."""
+        return Runtime(name=self.runtime) if isinstance(self.runtime, str) else self.runtime
 
     @property
     def image_reference(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import Discriminator, Tag
 
 from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
@@ -123,6 +125,30 @@ class Topology(Part):
         if (self.required is None) == (self.preferred is None):
             count = "neither is" if self.required is None else "both are"
             yield invalid((), f"{count} given", "write either required or preferred")
+
+
+class Runtime(Part):
+    """A runtime of Kubeflow Trainer that exists, with all that a TrainJob does not say."""
+
+    shorthand = "name"
+
+    name: Annotated[ObjectName, doc("Its name.", "torch-distributed")]
+    kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] = doc(
+        "ClusterTrainingRuntime: one for all namespaces; TrainingRuntime: one in the job's.",
+        "TrainingRuntime",
+        default="ClusterTrainingRuntime",
+    )
+
+
+def _runtime_branch(value: Any) -> str:
+    return "<runtime>" if isinstance(value, dict | Runtime) else "<name>"
+
+
+AnyRuntime = Annotated[
+    Annotated[ObjectName, Tag("<name>")] | Annotated[Runtime, Tag("<runtime>")],
+    Discriminator(_runtime_branch),
+]
+"""The name of a ClusterTrainingRuntime, or a Runtime."""
 
 
 class Policy(Part):

@@ -153,6 +153,7 @@ class Companion:
         use: what the job needs it for, in a sentence.
         key: its key in Job.document, since it says something of the job; empty: it has none.
         missed: what webhooks and the controller say of a job whose companion is not there.
+        shared: the resource of those of the whole cluster, which a job may name in its place.
     """
 
     resource: str
@@ -161,6 +162,7 @@ class Companion:
     api_version: str = ""
     key: str = ""
     missed: tuple[str, ...] = ()
+    shared: str = ""
 
     def path(self, namespace: str = "", name: str = "") -> str:
         """The path of the companion of a job, or of all; see k8sjob.kube.api_resources.path."""
@@ -192,7 +194,8 @@ class Job(Object, ABC):
     Attributes:
         raw: its own object, as an apiserver has it.
         target: its kind.
-        companion: the object of Target.companion; None: there is none, or it was not read.
+        companion: the object of Target.companion, or another that takes its place (see
+            shares_companion); None: there is none, or it was not read.
         child: the last object of Target.levels; None: there is none, or it was not read.
     """
 
@@ -225,7 +228,23 @@ class Job(Object, ABC):
     @property
     def objects(self) -> list[Json]:
         """What is created for the job in a cluster, in this order: the companion, the job."""
-        return [*([] if self.companion is None else [self.companion]), self.raw]
+        companion = self.own.companion
+        return [self.raw] if companion is None else [companion, self.raw]
+
+    @property
+    def shares_companion(self) -> bool:
+        """Whether its companion is an object that was there before, and may be others' too."""
+        return False
+
+    @property
+    def own(self) -> Self:
+        """The job without a companion that it shares."""
+        return replace(self, companion=None) if self.shares_companion else self
+
+    def companion_path(self, namespace: str) -> str:
+        """The path of its companion, of a job in this namespace; empty: the kind has none."""
+        companion = self.target.companion
+        return companion.path(namespace, self.name) if companion else ""
 
     def at(self, *path: str | int) -> Any:
         """The value at a path of its document; None if there is none."""
@@ -516,6 +535,14 @@ class Target(Protocol):
         Among them the variables of the containers that the controller does not inject: `injected`,
         and `fields`, whose values are fields of the Pod.
         """
+
+    def finished(self, job: Job) -> Job:
+        """The job as it is created, once everything is merged into it."""
+        return job
+
+    def companion_problems(self, job: Job, companion: Json) -> Iterator[Finding]:  # noqa: ARG002 - as it was rendered
+        """Why a job cannot share this companion."""
+        yield from ()
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The manifest without its nulls and its fields of a wrong type, and those fields."""

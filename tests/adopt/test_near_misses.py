@@ -7,6 +7,7 @@ import pytest
 from k8sjob.adopt import adopt
 from k8sjob.checks.lint import lint, lint_manifest
 from k8sjob.errors import SpecError
+from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
 
 NEAR = Path(__file__).parent / "near_misses"
@@ -113,10 +114,18 @@ def test_volcanos_scheduling_is_a_gang():
 def test_what_kueue_patches_is_left_out_with_a_note(tmp_path):
     adopted = adopt((NEAR / "trainjob-kueue-patch.yaml").read_text())
     assert any("kueue.x-k8s.io/manager" in note for note in adopted.notes)
+    spec = adopted.spec
+    assert (spec.runtime, spec.service_account) == ("torch-distributed", "training-sa")
+    assert (spec.nnodes, spec.nproc_per_node, spec.resources.shm) == (2, 8, None)
+    assert spec.node_selector == {}
+    (left_over,) = spec.overlay["spec"]["runtimePatches"]
+    template = left_over["trainingRuntimeSpec"]["template"]
+    assert template["metadata"]["labels"] == {"team": "nlp", "cost-center": "research"}
+    assert "nccl-check" not in render(spec)
     (tmp_path / "job.yaml").write_text(adopted.spec.to_yaml())
     assert lint(tmp_path) == []  # the patch of others mounts /dev/shm
-    text = (tmp_path / "job.yaml").read_text()
-    (tmp_path / "job.yaml").write_text(text.replace(": /dev/shm", ": /data/dev/shm"))
+    changed = spec.with_(resources={"shm": "0"})
+    (tmp_path / "job.yaml").write_text(changed.to_yaml())
     assert {finding.id for finding in lint(tmp_path)} == {"no-shared-memory"}
 
 

@@ -318,11 +318,13 @@ def test_a_trainjob_with_its_runtime(kind):
     assert spec.run.command == ("torchrun", "main.py")
     assert (spec.resources.gpus, spec.overlay, spec.pod_template) == (4, {}, {})
     notes = "\n".join(made.notes)
-    assert f"the {kind} torch became a TrainingRuntime of the job's name" in notes
+    assert f"the {kind} torch is kept" in notes
     assert "numProcPerNode is auto; in the rendered manifest 4" in notes
+    assert [document["kind"] for document in yaml.safe_load_all(render(spec))] == ["TrainJob"]
     assert adopt(render(spec)).spec == spec
+    assert adopted(trainjob(runtimeRef=reference)).spec == spec
     with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
-        adopted(trainjob(runtimeRef=reference))
+        adopted(trainjob(runtimeRef=reference, trainer={"numNodes": 3}))
 
 
 def test_what_trainer_has_no_longer():
@@ -333,7 +335,9 @@ def test_what_trainer_has_no_longer():
 
 
 def test_what_only_a_runtime_has_is_kept_for_trainjobs_only():
-    made = adopted(runtime(podGroupPolicy={"coscheduling": {}}), trainjob()).spec
+    own = runtime("TrainingRuntime", podGroupPolicy={"coscheduling": {}})
+    own["metadata"]["name"] = "train"
+    made = adopted(own, trainjob(runtimeRef={"kind": "TrainingRuntime", "name": "train"})).spec
     assert made.overlay == {"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}}
     with pytest.raises(SpecError, match=r"overlay.runtime: a Job has no"):
         render(made.with_(target="job"))
@@ -413,17 +417,23 @@ def test_a_manifest_that_lacks_a_field_is_adopted_or_one_error(target):
             adopted(*objects)
 
 
+NAMED_TORCH = {"metadata": {"name": "torch"}}
+
+
 @pytest.mark.parametrize(
     ("job", "field"),
     [
         ({"kind": "JobSet", "metadata": {"name": "a"}}, "spec.replicatedJobs"),
-        (trainjob(), "runtime.spec.template.spec.replicatedJobs"),
+        (
+            trainjob(runtimeRef={"kind": "TrainingRuntime", "name": "torch"}) | NAMED_TORCH,
+            "runtime.spec.template.spec.replicatedJobs",
+        ),
     ],
 )
 def test_a_job_without_its_parts_is_refused(job, field):
     version = {"apiVersion": "jobset.x-k8s.io/v1alpha2", **job}
     with pytest.raises(SpecError) as caught:
-        adopted(runtime(template=None), version)
+        adopted(runtime("TrainingRuntime", template=None), version)
     assert [problem.field for problem in caught.value.findings] == [field]
 
 

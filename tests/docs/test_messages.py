@@ -29,7 +29,7 @@ FOREIGN = {
     "--pytorch-init-container-template-file",
 }
 """Options of other programs, and click's own."""
-METHODS = {"run.batches", "run.evaluate"}
+METHODS = {"run.batches", "run.evaluate", "runtime.session"}
 """What a script calls `run` is a session."""
 
 

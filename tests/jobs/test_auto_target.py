@@ -1,6 +1,9 @@
 """`--target auto`: which kind of job a cluster can take a spec as."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from clusters import Cluster
 
 from k8sjob.backends.cluster.backend import ClusterBackend
@@ -16,6 +19,7 @@ APIS = {
     "jobset": "jobset.x-k8s.io/v1alpha2",
     "job": "batch/v1",
 }
+STOCK = Path(__file__).parents[1] / "targets/stock_runtimes.yaml"
 FIRST = "the first in the order, and it fits"
 
 
@@ -39,6 +43,8 @@ class Kinds(Cluster):
             asked = body["spec"]["resourceAttributes"]
             return {"status": {"allowed": asked["resource"] not in self.refused}}
         resource = path.rpartition("/")[2]
+        if resource == "clustertrainingruntimes":
+            return {"items": list(yaml.safe_load_all(STOCK.read_text()))}
         if method == "POST":
             return {**body, "spec": {**body["spec"], "suspend": resource == self.managed}}
         if path.removeprefix("/apis/") in self.groups:
@@ -63,7 +69,13 @@ class Kinds(Cluster):
             SPEC,
             {"served": APIS, "refused": ["pytorchjobs", "trainingruntimes"]},
             "jobset",
-            "not trainjob: you cannot create trainingruntimes.trainer.kubeflow.org in namespace b",
+            "trainingruntimes.trainer.kubeflow.org in namespace blue (namespace blue may use `runt",
+        ),
+        (
+            SPEC.with_(runtime="torch-distributed"),
+            {"served": APIS, "refused": ["trainingruntimes"]},
+            "trainjob",
+            "not pytorchjob: a PyTorchJob cannot have runtime",
         ),
         (
             SPEC.with_(policy={"ttl_after_finished": 60}),

@@ -105,7 +105,7 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
         (
             {"overlay": {"spec": {"runtimeRef": {"name": "torch-distributed"}}}},
             "overlay.spec.runtimeRef",
-            "not the job's own TrainingRuntime",
+            "set `runtime` in the job spec",
         ),
         (
             {"overlay": {"spec": {"trainer": {"numNodes": 5}}}},
@@ -226,11 +226,11 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
 
 
 def test_the_shorter_deadline_counts():
-    job_before = stored()
-    assert job_before.active_deadline == 60
+    job = stored()
+    assert job.spec["activeDeadlineSeconds"] == job.active_deadline == 60
     for seconds, least in ((30, 30), (90, 60)):
-        job = {**job_before.document, "spec": {**job_before.spec, "activeDeadlineSeconds": seconds}}
-        assert job_of(job).active_deadline == least
+        job.at(*JOB)["activeDeadlineSeconds"] = seconds  # of a TrainingRuntime of others
+        assert job.active_deadline == least
     message = "TrainJob exceeded its active deadline"
     at_end = {"type": "Failed", "status": "True", "message": message}
     findings = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})

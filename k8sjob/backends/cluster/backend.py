@@ -245,8 +245,7 @@ class ClusterBackend(Creation):
         """A job as it was read, with the pods and events that are there now; it may be gone."""
         refuse_excess(job)
         read_at = snapshot(self.transport, job)
-        if companion := keyed(job.target):
-            where = companion.path(job.namespace, job.name)
+        if keyed(job.target) and (where := job.companion_path(job.namespace)):
             with suppress(ApiError):  # what is not there, or may not be read, is left out
                 beside = without_managed_fields(self.transport.request("GET", where))
                 read_at = replace(read_at, job=replace(read_at.job, companion=beside))

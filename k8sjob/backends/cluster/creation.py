@@ -192,7 +192,7 @@ class Creation:
             JobExists: one of that name is there, finished or not.
             BackendError: the cluster refuses it; nothing was created.
         """
-        ref, companion = self.ref_of(job), job.target.companion
+        ref = self.ref_of(job)
         where = job_path(job.target, ref.namespace)
         begun, lost = time.monotonic(), False
         while True:
@@ -207,7 +207,7 @@ class Creation:
                         raise _exists(ref) from error
                     return replace(job, raw=without_managed_fields(stored))
                 # The webhook's controller may not know the companion object yet.
-                missed = companion is not None and companion.is_missed(error.detail)
+                missed = job.companion is not None and _is_missed(job, error)
                 longest = _CUT_OFF_SECONDS if missed else SUBMIT_SECONDS
                 waits = missed or _is_unavailable(error)
                 if not waits or time.monotonic() - begun > longest:
@@ -238,7 +238,7 @@ class Creation:
         except ApiError as error:
             if error.reason == "AlreadyExists" and not name_free:
                 raise _exists(ref) from error
-            if not (companion and companion.is_missed(error.detail)):
+            if not (companion and job.companion and _is_missed(job, error)):
                 raise
         if not name_free:  # the webhook was asked before anyone looked whether the name is taken
             with suppress(ApiError):
@@ -281,6 +281,11 @@ def _exists(ref: JobRef) -> JobExists:
         f"{ref} already exists; see `k8sjob status {ref}`, delete it with `k8sjob delete"
         f" {ref}`, or choose another name"
     )
+
+
+def _is_missed(job: Job, error: ApiError) -> bool:
+    """Whether a webhook refuses a job because its companion is not there, or not known yet."""
+    return job.target.companion is not None and job.target.companion.is_missed(error.detail)
 
 
 def _is_unavailable(error: ApiError) -> bool:

@@ -116,9 +116,12 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
     yield _Lookup("resourcequotas", namespace)
     # Its labels decide about Pod Security and about the queues of Kueue.
     yield _Lookup("namespaces", name=namespace)
-    if (companion := job.target.companion) and is_ours(job.raw):
-        name, version = job.name, companion.api_version
-        yield _Lookup(companion.resource, namespace, name, needed=True, api_version=version)
+    # Others' Jobs need no Service of their name, but each TrainJob needs the runtime that it names.
+    beside = job.companion_path(namespace)
+    if beside and (is_ours(job.raw) or job.shares_companion):
+        at = ResourcePath.of(beside)
+        version = f"{at.group}/{at.version}" if at.group else ""
+        yield _Lookup(at.resource, at.namespace, at.name, needed=True, api_version=version)
     controller = job.target.controller
     if controller.deployment:
         by_label = {"labelSelector": controller.deployment}

@@ -114,7 +114,8 @@ def dry_run(facts: ClusterFacts) -> Iterator[Finding]:
         if facts.object("dry run") is not None:
             yield fine("dry-run", f"{job} is accepted in {facts.namespace}; nothing was created")
         return
-    if (beside := facts.target.companion) and beside.is_missed(error.detail):
+    shares = facts.job is not None and facts.job.shares_companion
+    if (beside := facts.target.companion) and beside.is_missed(error.detail) and not shares:
         yield fine(
             "dry-run", f"{job} is accepted as far as can be checked without its {beside.key}"
         )

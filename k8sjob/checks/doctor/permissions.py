@@ -144,6 +144,12 @@ def rules_of(target: Target) -> list[ResourceRule]:
     return [rule for rule in RULES if rule.target in {"", target.name}]
 
 
+def makes_companion(rule: ResourceRule, target: Target) -> bool:
+    """Whether a row is about a kind's companions, which a job needs not that shares one."""
+    companion = target.companion
+    return companion is not None and rule.resource == companion.resource and rule.vital
+
+
 def all_permissions(target: Target = DEFAULT) -> list[Permission]:
     """Every question about one kind of job, once."""
     return list(dict.fromkeys(right for rule in rules_of(target) for right in rule.permissions))
@@ -262,8 +268,9 @@ def _subject(user: str) -> Json:
 def _missing(facts: ClusterFacts) -> list[tuple[ResourceRule, str]]:
     """The rows of which the user lacks something, with that: "list, watch pods"."""
     lacking = []
+    shares = facts.job is not None and facts.job.shares_companion
     for rule in rules_of(facts.target):
         verbs = [right.verb for right in rule.permissions if facts.allowed.get(right) is False]
-        if verbs:
+        if verbs and not (shares and makes_companion(rule, facts.target)):
             lacking.append((rule, f"{', '.join(verbs)} {rule.name}"))
     return lacking

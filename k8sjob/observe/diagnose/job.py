@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, Reason, counted
 from k8sjob.findings import Finding
+from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, one_line
@@ -169,14 +170,18 @@ def companion_gone(facts: Facts) -> Iterator[Finding]:
     companion, newest = facts.target.companion, facts.job_events[-1:]
     if companion is None or facts.status.state.finished:
         return
-    gone = (companion.resource, facts.name) in facts.not_found
+    job = facts.job
+    at = ResourcePath.of(job.companion_path(job.namespace) or companion.path(job.namespace))
+    gone = (at.resource, at.name) in facts.not_found
     events = [event for event in newest if companion.is_missed(event.get("message", ""))]
     if gone or events:
-        missing = f"{companion.resource}/{facts.name}" if gone else one_line(events[0]["message"])
+        missing = f"{at.resource}/{at.name}" if gone else one_line(events[0]["message"])
         yield Finding(
             Cause.COMPANION,
             f"{missing} does not exist: {companion.use}",
-            "recreate the job with k8sjob submit --replace, or that object as it was",
+            "ask its owner to restore it, or submit the job again with another"
+            if job.shares_companion
+            else "recreate the job with k8sjob submit --replace, or that object as it was",
         )
 
 

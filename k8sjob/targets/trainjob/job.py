@@ -5,8 +5,9 @@ Trainer makes a JobSet of the job's name from both, and JobSet makes of that an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object, training
 from k8sjob.targets.indexed.job import Indexed
 from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
@@ -19,18 +20,48 @@ PORT: Final = 29500
 """PET_MASTER_PORT, which Trainer injects."""
 KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
+GROUP: Final = "trainer.kubeflow.org"
+STEP: Final = f"{GROUP}/trainjob-ancestor-step"
+"""The label of the replicated Job that spec.trainer is about; its value is "trainer"."""
+SET: Final = ("runtime", "spec", "template", "spec")
+"""The path of the JobSet's spec, where the runtime is in the job."""
+CLUSTER_WIDE: Final = "ClusterTrainingRuntime"
+"""The default of runtimeRef.kind."""
+NAMESPACED: Final = "TrainingRuntime"
+PATCHED_JOBS: Final = ("trainingRuntimeSpec", "template", "spec", "replicatedJobs")
+"""The path in one of spec.runtimePatches of its patches of replicated Jobs."""
+PATCHED_PODS: Final = ("template", "spec", "template")
+"""The path of the Pod template in such a patch, and in a replicated Job."""
 
 
 class TrainJob(Indexed):
     """A TrainJob of trainer.kubeflow.org/v1alpha1."""
 
-    job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
+    job_at = (*SET, "replicatedJobs", 0, "template", "spec")
     nodes_at = ("spec", "trainer")
     limits = ("suspend",)
 
     @property
     def _trainer(self) -> Json:
         return self.part("spec", "trainer")
+
+    @property
+    def reference(self) -> tuple[str, str]:
+        """The kind and the name of its runtime."""
+        reference = self.part("spec", "runtimeRef")
+        return str(reference.get("kind") or CLUSTER_WIDE), str(reference.get("name") or "")
+
+    @property
+    def shares_companion(self) -> bool:
+        """Whether it names another runtime than the TrainingRuntime of its own name."""
+        return self.reference != (NAMESPACED, self.name)
+
+    def companion_path(self, namespace: str) -> str:
+        """The path of its runtime; empty if it names none."""
+        kind, name = self.reference
+        where = namespace if kind == NAMESPACED else ""
+        version = self.target.api_version
+        return path(f"{kind.lower()}s", where, name, api_version=version) if name else ""
 
     @property
     def is_training(self) -> bool:
@@ -52,12 +83,18 @@ class TrainJob(Indexed):
             process["resources"] = trainer["resourcesPerNode"]
         sidecars = [container for container in containers if container is not node]
         spec = {**Object(template).spec, "containers": [{**node, **process}, *sidecars]}
-        return {**base, "template": {**template, "spec": spec}}
+        merged = {**template, "spec": spec}
+        for patch in self.spec.get("runtimePatches") or ():
+            for part in Object(patch).part(*PATCHED_JOBS[:-1]).get(PATCHED_JOBS[-1]) or ():
+                if part.get("name") == NODE:
+                    merged = _patched(merged, Object(part).part(*PATCHED_PODS))
+        return {**base, "template": merged}
 
     @property
     def nodes(self) -> int:
-        """spec.trainer.numNodes, or the completions of its Job."""
-        return int(self._trainer.get("numNodes") or super().nodes)
+        """spec.trainer.numNodes, that of its runtime, or the completions of its Job."""
+        of_runtime = self.at("runtime", "spec", "mlPolicy", "numNodes")
+        return int(self._trainer.get("numNodes") or of_runtime or super().nodes)
 
     @property
     def nproc_per_node(self) -> str:
@@ -72,9 +109,10 @@ class TrainJob(Indexed):
 
     @property
     def written_spec(self) -> Json:
-        """The spec without what Kueue adds to it."""
+        """The spec without what Kueue adds to it, and the times that Trainer's webhook adds."""
         spec = dict(self.spec)
         patches = spec.pop("runtimePatches", None) or ()
+        patches = [{key: patch[key] for key in patch if key != "time"} for patch in patches]
         theirs = [patch for patch in patches if patch.get("manager") != KUEUE]
         return {**spec, "runtimePatches": theirs} if theirs else spec
 
@@ -87,6 +125,21 @@ class TrainJob(Indexed):
             "PET_MASTER_ADDR": f"{self.name}{CHILD_NAME}-0.{self.name}",
             "PET_MASTER_PORT": str(PORT),
         }
+
+
+def _patched(base: Any, patch: Any) -> Any:
+    """A value after a patch, as strategic merges do with Pods: lists merge by their keys."""
+    if isinstance(patch, dict):
+        before = base if isinstance(base, dict) else {}
+        return {**before, **{k: _patched(before.get(k), v) for k, v in patch.items()}}
+    if not (isinstance(patch, list) and isinstance(base, list)):
+        return patch
+    fields = [set(item) if isinstance(item, dict) else set() for item in (*base, *patch)]
+    # Two mounts of one volume share its name.
+    key = next((key for key in ("mountPath", "name") if all(key in names for names in fields)), "")
+    items = {item[key]: item for item in base} if key else {}
+    changes = {item[key]: _patched(items.get(item[key]), item) for item in patch} if key else {}
+    return list({**items, **changes}.values()) if key else patch
 
 
 def containers_of(spec: Json) -> list[Json]:

@@ -3,7 +3,8 @@
 Trainer makes a JobSet of the job's name from a TrainingRuntime and the TrainJob, and JobSet makes
 of that an Indexed Job, NAME-node-0. What a person asks for first is in the TrainJob: the image, the
 process, the resources, the number of nodes. Everything else is in a TrainingRuntime of the job's
-own, since a TrainJob's `runtimePatches` reach few fields of Pods and none of Jobs.
+own, since a TrainJob's `runtimePatches` reach few fields of Pods and none of Jobs. With `runtime`
+in job.yaml it is laid over a runtime that exists, see k8sjob.targets.trainjob.existing.
 
 Only the variables PET_* are injected, and the webhook takes none of these names from a TrainJob.
 
@@ -16,13 +17,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
-from k8sjob.kube.objects import Object, training
+from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Companion, Level
 from k8sjob.targets.field_types import ABOUT, METADATA, WrongType, fit, shape
 from k8sjob.targets.indexed.pods import NODE
 from k8sjob.targets.indexed.target import IndexedTarget
 from k8sjob.targets.jobset.target import JobSetTarget
-from k8sjob.targets.trainjob.job import KUEUE, PORT, TrainJob, containers_of
+from k8sjob.targets.trainjob.existing import over_runtime, runtime_problems, unsaid
+from k8sjob.targets.trainjob.job import (
+    GROUP,
+    KUEUE,
+    NAMESPACED,
+    PORT,
+    SET,
+    STEP,
+    TrainJob,
+    containers_of,
+)
 from k8sjob.targets.trainjob.pods import TrainJobPods
 
 if TYPE_CHECKING:
@@ -34,10 +45,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Job
     from k8sjob.targets.indexed.job import Indexed
 
-GROUP: Final = "trainer.kubeflow.org"
 _OVERRIDES: Final = "podTemplateOverrides"
-SET: Final = ("runtime", "spec", "template", "spec")
-"""The path of the JobSet's spec, where the runtime is in the job."""
 
 
 class TrainJobTarget(IndexedTarget):
@@ -59,6 +67,7 @@ class TrainJobTarget(IndexedTarget):
         delay=600,  # the Job controller's, see BatchJobTarget
         target="trainjob",
         companions="trainingruntimes",
+        since=(("spec.runtimePatches", "2.2"),),  # before that they were podTemplateOverrides
     )
     file = "trainjob.yaml"
     companion = Companion(
@@ -73,6 +82,7 @@ class TrainJobTarget(IndexedTarget):
             "denied the request: runtime '",
             "TrainingRuntime specified in TrainJob",
         ),
+        shared="clustertrainingruntimes",
     )
     levels = (
         Level(JobSetTarget.kind, JobSetTarget.resource, JobSetTarget.api_version),
@@ -85,6 +95,10 @@ class TrainJobTarget(IndexedTarget):
     container_name = NODE
     manager = f"{GROUP}/trainjob-controller"
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
+
+    def job(self, document: Json) -> TrainJob:
+        """The job from its Job.document, or from its object alone."""
+        return TrainJob.of(self, document)
 
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
@@ -99,6 +113,22 @@ class TrainJobTarget(IndexedTarget):
         if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
             why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
             yield self._lacks(("run", "command"), why, kinds)
+        if at_path(spec.overlay, "spec", "runtimeRef") is not None:
+            message, step = "it has its own field", "set `runtime` in the job spec"
+            yield invalid(("overlay", "spec", "runtimeRef"), message, step)
+        yield from unsaid(spec)
+
+    def runtime_policy(self, spec: JobSpec) -> str:
+        """OnFailure over a runtime that exists: JobSet's default, by which containers restart."""
+        return super().runtime_policy(spec) if spec.runtime is None else "OnFailure"
+
+    def finished(self, job: Job) -> Job:
+        """Over a runtime that exists: with the fields of its Pods in one of its runtimePatches."""
+        return over_runtime(job) if job.shares_companion else job
+
+    def companion_problems(self, job: Job, companion: Json) -> Iterator[Finding]:
+        """What of a runtime that exists does not go with the job."""
+        return runtime_problems(job, companion)
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The typed fields of a job, or of a runtime by itself."""
@@ -115,6 +145,7 @@ class TrainJobTarget(IndexedTarget):
             "container_name": self.container_name,
             "process_apart": True,
             "port": PORT,
+            "runtime": spec.existing_runtime or {"kind": NAMESPACED, "name": spec.name},
             "fields": _without_pet(values["fields"]),
         }
 
@@ -142,15 +173,9 @@ class TrainJobTarget(IndexedTarget):
         below = enumerate(node.get("env") or ())
         taken += [("env", index) for index, variable in below if variable.get("name") in names]
         message = "spec.trainer has another value, which takes precedence"
-        reference = job.part("spec", "runtimeRef")
-        kind, name = reference.get("kind"), reference.get("name")
-        another = (kind, name) != ("TrainingRuntime", job.name)
-        why = f"{kind} {name} is not the job's own TrainingRuntime"
-        step = "change that in overlay.runtime"
         unnamed = job.at("runtime", "metadata", "name") != job.name
         return [
             *super().job_problems(job),
-            *([invalid(("spec", "runtimeRef"), why, step)] if another else ()),
             *(
                 [invalid(("runtime", "metadata", "name"), "it is the job's", "keep it")]
                 if unnamed
@@ -164,10 +189,10 @@ class TrainJobTarget(IndexedTarget):
         named = [{**container, "name": NODE} for container in pod["containers"]]
         template = {"spec": {**pod, "containers": named, "restartPolicy": "Never"}}
         job = {"completionMode": "Indexed", "template": template}
-        labels = {f"{GROUP}/trainjob-ancestor-step": "trainer"}
+        labels = {STEP: "trainer"}
         node = {"name": NODE, "template": {"metadata": {"labels": labels}, "spec": job}}
         about = {"apiVersion": self.api_version, "metadata": {"name": name}}
-        kind = "TrainingRuntime"
+        kind = NAMESPACED
         runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
         reference = {"apiGroup": GROUP, "kind": kind, "name": name}
         return self.job(
