@@ -47,7 +47,10 @@ def in_manifest(facts: Facts, finding: Finding) -> Finding:
     every = (role.pod.get("containers") if role else None) or ()
     index = next((n for n, container in enumerate(every) if container is training(every)), "")
     step = step.replace("{container}", f"{{pod}}containers[{index}].")
-    places = {"policy": f"{field_path(facts.target.policy_at)}."}
+    # What is no job of our kinds has its policy beside its Pod template.
+    beside = (role.path[:-1] if role else ()) or ("spec",)
+    policy = facts.target.policy_at if facts.job.is_training else beside
+    places = {"policy": f"{field_path(policy)}."}
     # The template of a TrainJob is in another object, its runtime; a Pod has none.
     if role and (role.path[:1] == ("spec",) or "containers" in facts.job.spec):
         places["pod"] = f"{field_path((*role.path, 'spec'))}."

@@ -7,16 +7,15 @@ usual ones, else that of its Pods.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from k8sjob.kube.objects import Object, Pod, true_conditions
 from k8sjob.targets.api import Job, JobState, RoleReplicas
-from k8sjob.targets.indexed.pods import replica_at
 from k8sjob.targets.workload.pods import processes_of, rank_of, stem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.contract import Role
     from k8sjob.kube.objects import Json
@@ -75,14 +74,14 @@ class Workload(Job):
         pods: its Pods, by rank or name; of several of one rank the newest.
         below: the objects between it and its Pods.
         word: what a command line calls its kind: "deployment", "rayjobs.ray.io".
-        names: the Pods' replicas, by their names.
+        names: those of its Pods, also of the older ones of a rank; each is called by its own.
         ranked: whether the Pods have ranks.
     """
 
     pods: Sequence[Json] = ()
     below: Sequence[Json] = ()
     word: str = ""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
     ranked: bool = False
 
     @classmethod
@@ -94,14 +93,11 @@ class Workload(Job):
         by_age = sorted(map(Pod, pods), key=lambda pod: pod.created)
         ranks = {pod.name: rank for pod in by_age if (rank := rank_of(pod.raw)) is not None}
         ranked = bool(ranks) and len(ranks) == len(by_age) and bool(owner)
-        replicas = {
-            pod.name: replica_at(ranks[pod.name]) if ranked else _replica(owner, pod.name)
-            for pod in by_age
-        }
-        newest = {replicas[pod.name]: pod for pod in by_age}
+        newest = {ranks[pod.name] if ranked else pod.name: pod for pod in by_age}
         order = sorted(newest.values(), key=lambda pod: (ranks.get(pod.name, 0), pod.name))
         own = tuple(pod.raw for pod in order)
-        return cls(raw, target, None, None, own, below, word, replicas, ranked)
+        names = frozenset(pod.name for pod in by_age)
+        return cls(raw, target, None, None, own, below, word, names, ranked)
 
     @property
     def argument(self) -> str:
@@ -130,8 +126,7 @@ class Workload(Job):
             names = {str(c.get("name")) for c in _containers(pod.spec)}
             fits = (t.path for t in templates if _named(t.template) <= names)
             template = {"metadata": pod.metadata, "spec": pod.spec}
-            policy = str(pod.spec.get("restartPolicy") or "Always")
-            group = RoleReplicas("", 0, next(fits, ()), template, policy)
+            group = RoleReplicas("", 0, next(fits, ()), template, _policy(template))
             groups.setdefault(kind, (group, []))[1].append(self.replica_of(pod.raw))
         every = [
             PodReplicas(g.role, len(names), g.path, g.template, g.restart_policy, names=(*names,))
@@ -140,13 +135,18 @@ class Workload(Job):
         # Which of them are missing only an index tells.
         missing = self._asked - sum(Pod(pod).phase != "Failed" for pod in self.pods)
         if missing > 0:
-            named = [replica_at(rank) for rank in range(self._asked)] if self.ranked else []
-            absent = [name for name in named if name not in self.names.values()] or [self.name]
+            present = set(map(rank_of, self.pods))
+            every_rank = range(self._asked) if self.ranked else ()
+            absent = [f"{self.name}-{rank}" for rank in every_rank if rank not in present]
+            absent = absent or [self.name]
             at = next(iter(templates), PodTemplate((), {}, None))
-            policy = str(Object(at.template).spec.get("restartPolicy") or "Always")
+            policy = _policy(at.template)
             rest = PodReplicas("", len(absent), at.path, at.template, policy, names=(*absent,))
-            every = [rest, *every] if "master-0" in absent else [*every, rest]
-        return tuple(every)
+            every = [*every, rest] if 0 in present else [rest, *every]
+        # Where there are no Pods, the templates tell what they would be.
+        return tuple(every) or tuple(
+            PodReplicas("", 0, t.path, t.template, _policy(t.template)) for t in templates
+        )
 
     @property
     def _asked(self) -> int:
@@ -163,6 +163,13 @@ class Workload(Job):
         """Whether it is not known which Pod has which ranks."""
         return not self.ranked
 
+    @property
+    def active_deadline(self) -> int | None:
+        """That beside its first Pod template: of a Pod itself, or of a Job within a wrapper."""
+        beside = next((template.path[:-1] for template in self.templates), ("spec",))
+        deadline: int | None = self.at(*beside).get("activeDeadlineSeconds")
+        return deadline
+
     def injected_env(self, role: Role | str, index: int) -> dict[str, str]:
         """None: what its controller injects is in the Pods."""
         raise ValueError(f"{self.name} has no {role}-{index}")
@@ -176,9 +183,12 @@ class Workload(Job):
     def state(self) -> tuple[JobState, Json]:
         """By its conditions, its phase, or its Pods."""
         conditions = true_conditions(self.status)
+        # A wrapper whose Pods are gone may say of itself only that it was started.
+        below = () if self.pods else (true_conditions(Object(item).status) for item in self.below)
+        every = [conditions, *below]
         for kind, state in _CONDITIONS.items():
-            if kind in conditions:
-                return state, conditions[kind]
+            if condition := next((of_one[kind] for of_one in every if kind in of_one), None):
+                return state, condition
         for phase in _phases(self.status):
             if (ended := _PHASES.get(phase.lower())) is not None:
                 texts = {key: str(self.status.get(key) or "") for key in ("reason", "message")}
@@ -221,17 +231,13 @@ class Workload(Job):
 
     def replica_of(self, pod: Json) -> str:
         """The replica that one of its Pods is."""
-        return self.names.get(Object(pod).name, "")
+        name = Object(pod).name
+        return name if name in self.names else ""
 
     def replica_named(self, pod: str) -> str:
         """Also of a Pod that is gone and whose name shows that it was its own."""
-        if pod in self.names:
-            return self.names[pod]
-        alike = {replica for name, replica in self.names.items() if stem(name) == stem(pod)}
-        if self.ranked:
-            return alike.pop() if len(alike) == 1 else ""
-        owners = {self.name, *(Object(item).name for item in self.below)}
-        return _replica(self.name, pod) if alike or stem(pod) in owners else ""
+        owners = {self.name, *(Object(item).name for item in self.below), *map(stem, self.names)}
+        return pod if pod in self.names or stem(pod) in owners else ""
 
     def has_below(self, kind: str, name: str) -> bool:
         """Whether an object is between it and its Pods."""
@@ -242,10 +248,8 @@ class Workload(Job):
         return 0
 
 
-def _replica(owner: str, pod: str) -> str:
-    """A Pod's name without its owner's; whole where only a number remains."""
-    short = pod.removeprefix(f"{owner}-") if owner else pod
-    return pod if short.isdecimal() else short
+def _policy(template: Json) -> str:
+    return str(Object(template).spec.get("restartPolicy") or "Always")
 
 
 def _containers(pod: Json) -> list[Json]:
