@@ -12,11 +12,11 @@ from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.cli.find_job import Place, jobs_here, local_backend, place_options, warn_of_clock
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, fail, line, print_status, table
-from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
+from k8sjob.view.formats import duration
 from k8sjob.view.json_output import JobProgress, image, job_document, progress_of
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
@@ -134,3 +134,11 @@ def _row(
         restarts = max(restarts, progress.training.restarts if progress else 0)
         row += [restarts, image(snapshot.job) or "", status.ref.uid]
     return row
+
+
+def times(status: JobStatus, now: datetime) -> tuple[str, str]:
+    """How long ago the job was created, and how long it has been running or has run."""
+    age = duration((now - status.created).total_seconds()) if status.created else ""
+    if not status.started or status.state in (JobState.SUSPENDED, JobState.QUEUED):
+        return age, ""
+    return age, duration(((status.finished or now) - status.started).total_seconds())

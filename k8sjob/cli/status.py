@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_of_clock
+from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
@@ -17,7 +18,7 @@ from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
-from k8sjob.view.formats import duration, last_line
+from k8sjob.view.formats import last_line
 from k8sjob.view.json_output import (
     image,
     job_document,
@@ -27,7 +28,6 @@ from k8sjob.view.json_output import (
 )
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
     from k8sjob.backends.api import Snapshot
@@ -134,11 +134,3 @@ def _made_of(job: Job) -> list[str]:
     if made_of.onto != made_of.base:
         lines.append(f"  {'on':12}  {made_of.onto}")
     return [*lines, f"  {'base':12}  {made_of.base or 'unknown'}"]
-
-
-def times(status: JobStatus, now: datetime) -> tuple[str, str]:
-    """How long ago the job was created, and how long it has been running or has run."""
-    age = duration((now - status.created).total_seconds()) if status.created else ""
-    if not status.started or status.state in (JobState.SUSPENDED, JobState.QUEUED):
-        return age, ""
-    return age, duration(((status.finished or now) - status.started).total_seconds())

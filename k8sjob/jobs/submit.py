@@ -22,7 +22,6 @@ from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
 from k8sjob.kube.openshift import AllowedIds
-from k8sjob.observe.findings import keep_record_of
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import ManifestDiff, difference
@@ -292,6 +291,9 @@ class _Submission:
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
         deleting = existing.deleting
         state = "was already being deleted" if deleting else "may be deleted by now"
+        # It loads all of `why`, for the few that replace a job.
+        from k8sjob.observe.findings import keep_record_of  # noqa: PLC0415 - see above
+
         # Its output is gone with its Pods; `why` and `logs` read the record.
         if has_ended(existing) and not deleting and (why_not := keep_record_of(self._backend, ref)):
             self._report(why_not)
