@@ -5,15 +5,34 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
+from k8sjob.environment import cache_folder
 from k8sjob.errors import K8sJobError
 from k8sjob.temporary import DRAFT, create_draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+
+def own_cache_folder() -> Path | None:
+    """The folder for caches, made where it is missing; None: there is none that can be trusted.
+
+    What lies in there is executed or pushed, so a folder that anybody else can write is not used.
+    """
+    try:
+        folder = cache_folder()
+        if not folder.is_absolute():  # it might be in a checkout of somebody else's
+            return None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.lstat()
+    except OSError:
+        return None
+    foreign = info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode)
+    return None if foreign or info.st_mode & 0o022 else folder
 
 
 @contextmanager

@@ -5,11 +5,14 @@ A layer is streamed to a temporary file: memory does not grow with it.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import os
 import sys
 import tarfile
 import tempfile
+import zlib
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
@@ -19,12 +22,22 @@ from k8sjob.image.registry.blob_content import FileContent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import IO, BinaryIO
+    from concurrent.futures import Future
+    from typing import IO, BinaryIO, Self
 
 _IN_MEMORY: Final = 8 << 20
 """Bytes of a layer that need no temporary file."""
 _GZIP_LEVEL: Final = 1
 """Code is small, and the network is faster than level 6."""
+_GZIP_HEAD: Final = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
+"""Neither name nor time (RFC 1952)."""
+_PIECE: Final = 1 << 20
+"""Bytes that are compressed at once; whatever the number of cores, so that equal code gives equal
+bytes on every machine."""
+_SAMPLE: Final = 1 << 16
+_WORTH_IT: Final = 0.9
+"""A piece whose sample stays larger than this part of itself, as one of random data or of weights,
+is stored: it would take most of the time, for next to nothing."""
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 """The first bytes of zstd frames."""
 _ZSTD_LEVEL: Final = 3
@@ -106,8 +119,8 @@ def write_layer(
         with ExitStack() as failed:
             file = failed.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
             packed = _Hashed(cast("IO[bytes]", file))
-            with _zstd_writer(packed) if zstd else _gzip_writer(packed) as compressed:
-                raw = _Hashed(compressed)
+            with _zstd_writer(packed) if zstd else _GzipWriter(packed) as compressed:
+                raw = _Hashed(cast("IO[bytes]", compressed))
                 for member, blocks in members:
                     # TarFile.addfile wants a file object for the content of each member, and keeps
                     # all members in memory.
@@ -129,8 +142,52 @@ def write_layer(
     return Layer(FileContent(packed.digest, packed.size, file), raw.digest, zstd=zstd)
 
 
-def _gzip_writer(file: _Hashed) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))  # no name either
+class _GzipWriter:
+    """One stream of gzip, whose pieces are compressed by all cores."""
+
+    def __init__(self, file: _Hashed) -> None:
+        self._file, self._cores = file, os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._cores)
+        self._pieces: deque[Future[bytes]] = deque()
+        self._open, self._crc, self._size = bytearray(), 0, 0
+
+    def __enter__(self) -> Self:
+        self._file.write(_GZIP_HEAD)
+        return self
+
+    def write(self, data: bytes) -> int:
+        """Take more of the content."""
+        self._open += data
+        while len(self._open) > _PIECE:
+            self._compress(bytes(self._open[:_PIECE]), last=False)
+            del self._open[:_PIECE]
+        return len(data)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._compress(bytes(self._open), last=True)
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            self._write_done(0)
+            for number in (self._crc, self._size & 0xFFFFFFFF):
+                self._file.write(number.to_bytes(4, "little"))
+
+    def _compress(self, piece: bytes, *, last: bool) -> None:
+        self._crc, self._size = zlib.crc32(piece, self._crc), self._size + len(piece)
+        self._pieces.append(self._pool.submit(_deflated, piece, last=last))
+        self._write_done(2 * self._cores)  # more would only wait in memory
+
+    def _write_done(self, most_open: int) -> None:
+        while len(self._pieces) > most_open:
+            self._file.write(self._pieces.popleft().result())
+
+
+def _deflated(piece: bytes, *, last: bool) -> bytes:
+    """A piece of a deflate stream (RFC 1951), which ends at a byte."""
+    sample = piece[:_SAMPLE] if len(piece) == _PIECE else b""
+    stored = len(zlib.compress(sample, _GZIP_LEVEL)) > _WORTH_IT * len(sample) > 0
+    deflate = zlib.compressobj(0 if stored else _GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return deflate.compress(piece) + deflate.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
 
 
 def _zstd_writer(file: _Hashed) -> IO[bytes]:

@@ -7,9 +7,7 @@ language it is written in, and one that does not is an error, not a hole: see `_
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import stat
 import sys
 import textwrap
 from contextlib import suppress
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import yamldoc
-from k8sjob.environment import cache_folder
 from k8sjob.errors import RenderError
+from k8sjob.files import own_cache_folder
 
 if TYPE_CHECKING:
     import jinja2
@@ -88,23 +86,11 @@ def _environment(folder: Path | None = None) -> jinja2.Environment:
 def _bytecode_cache() -> jinja2.BytecodeCache | None:
     """Compiled templates, in a folder of this user's: compiling takes longer than rendering.
 
-    What is in there is executed, so a folder that anybody else can write is not used. A failed
-    write must not fail the command: without the cache it is only slower.
+    A failed write must not fail the command: without the cache it is only slower.
     """
     import jinja2  # noqa: PLC0415 - see fill
 
-    if sys.dont_write_bytecode:
-        return None
-    try:
-        folder = cache_folder()
-        if not folder.is_absolute():  # it might be in a checkout of somebody else's
-            return None
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.lstat()
-    except OSError:
-        return None
-    foreign = info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode)
-    if foreign or info.st_mode & 0o022:
+    if sys.dont_write_bytecode or (folder := own_cache_folder()) is None:
         return None
 
     class Cache(jinja2.FileSystemBytecodeCache):

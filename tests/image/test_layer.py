@@ -23,7 +23,7 @@ from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.inventory import Inventory
 from k8sjob.image.layer_tar import entry, write_layer, zstd
 from k8sjob.image.layers import find_secrets, pack_code, pack_packages
-from k8sjob.image.secrets import SecretScanner
+from k8sjob.image.secrets import _LONG, SecretScanner, _forms
 from k8sjob.rendering.dockerfile import write_context
 
 
@@ -257,6 +257,22 @@ def test_a_disk_that_is_full_again_when_the_file_is_closed(monkeypatch, size, zs
         write_layer([(entry("data.bin", 0o644, size=size), [os.urandom(size)])], zstd=zstd)
 
 
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1, 5_500_000])
+def test_a_large_layer_is_one_stream_of_gzip_on_any_number_of_cores(monkeypatch, size):
+    data = b"".join(os.urandom(700_000) + b"text " * 150_000 for _ in range(size // 1_000_000 + 1))
+    blobs = []
+    for cores in (1, 2, 5):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        members = [(entry("data.bin", 0o644, size=size), [data[:size]])]
+        with closing(write_layer(members)) as layer:
+            blobs.append(b"".join(layer.content.blocks()))
+    assert blobs[0] == blobs[1] == blobs[2]
+    unpacked = subprocess.run(["gzip", "-dc"], input=blobs[0], capture_output=True, check=True)
+    with tarfile.open(fileobj=io.BytesIO(unpacked.stdout)) as archive:
+        assert archive.extractfile("data.bin").read() == data[:size]
+    assert gzip.decompress(blobs[0]) == unpacked.stdout
+
+
 def test_a_context_that_is_larger_than_code_is_remarked_upon(code):
     assert read_context(code).remark is None
     with (code / "data.bin").open("wb") as file:
@@ -417,6 +433,12 @@ def test_real_shapes_of_credentials(line):
     content = value(form).encode()
     for blocks in ([content], [b"# first\n\n", content, b"\nend\n"]):
         assert {what for _, what in findings(*blocks)} == {kind}
+
+
+def test_every_form_of_a_token_is_one_long_word():
+    """What `_long_words` leaves out has none."""
+    for begin, _, pattern in _forms()["token"]:
+        assert re._parser.parse(pattern).getwidth()[0] >= _LONG, begin
 
 
 def test_innocent_files():
