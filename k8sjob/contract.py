@@ -40,6 +40,8 @@ CONFIG_ENV: Final = "K8SJOB_CONFIG"
 """The one JSON variable with the job's runtime settings: see RuntimeConfig."""
 JOB_UID_ENV: Final = "K8SJOB_JOB_UID"
 """The uid of the Job of an Indexed Job's Pods; Kubernetes tells Pods of no other kind of job."""
+NODE_NAME_ENV: Final = "K8SJOB_NODE_NAME"
+"""The name of the Pod's node, where there is a preflight to name it."""
 SECRET_ENV: Final = "K8SJOB_SECRET"  # noqa: S105 - the name of a variable
 """A secret of the job, by which its agents know each other's messages: from run.env_from, or from
 the local back end."""
@@ -95,6 +97,8 @@ class ExitCode(IntEnum):
     RESTARTS_SPENT = 3
     """No restart is left, or another start would end in the same way; the Reason has the code of
     the last failure. Under restart_policy ExitCode any code >= 128 would start again."""
+    PREFLIGHT = 4
+    """The preflight refused a node, before the program started; the Reason names it."""
     PEER_LOST = 138
     """Another rank went away; this one is fine and may be started again (128 + SIGUSR1)."""
     HUNG = 140
@@ -274,8 +278,8 @@ class Reason:
         rank: the process rank that failed first on this node; -1 when it concerns the whole node.
         type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError"; "Late"
             where the others waited too long for a rank that works; "Left" where the rank waited
-            for culprits that had ended with exit code 0; "Unmet", with exit_code 0, see
-            EventKind.UNMET.
+            for culprits that had ended with exit code 0; "Preflight" (with exit_code 0 for a node
+            that leaves an elastic group); "Unmet", with exit_code 0, see EventKind.UNMET.
         message: the last error, one paragraph.
         where: "file:line" of the last frame, or empty.
         time: seconds since the epoch at which it was seen.
@@ -294,6 +298,7 @@ class Reason:
     culprits: tuple[int, ...] = ()
     step: int = -1
     causes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     def means(self, code: ExitCode) -> bool:
         """Whether it is that exit code of the runtime's, and not a script's own or a signal's."""
@@ -302,11 +307,14 @@ class Reason:
     def encode(self, limit: int = MAX_TERMINATION_BYTES) -> str:
         """JSON of at most `limit` bytes; the message is shortened first, then the causes."""
         body = asdict(self)
+        if not self.nodes:
+            del body["nodes"]  # most reasons are about none
         text = json.dumps(body)
         while len(text) > limit:
             body["message"] = body["message"][: len(body["message"]) * 3 // 4]
             body["where"], body["type"] = body["where"][-200:], body["type"][:100]
-            body["culprits"] = body["culprits"][:100]
+            for name, most in (("culprits", 100), ("nodes", 8)):
+                body[name] = body.get(name, ())[:most]
             if len(body["message"]) < _MIN_MESSAGE:
                 body["causes"] = [cause[: len(cause) * 3 // 4] for cause in body["causes"][:4]]
             text = json.dumps(body)
@@ -318,7 +326,7 @@ class Reason:
         body = decode_object(text, MAX_TERMINATION_BYTES) or {}
         code, rank, time = body.get("exit_code"), body.get("rank", -1), body.get("time", 0.0)
         culprits, step = body.get("culprits", []), body.get("step", -1)
-        causes = body.get("causes", [])
+        causes, nodes = body.get("causes", []), body.get("nodes", [])
         if not _is_integer(step, -1, _MAX_STEP):
             step = -1
         if code is None or not (_is_integer(code, 0, 255) and _is_integer(rank, -1, _MAX_RANK)):
@@ -337,6 +345,7 @@ class Reason:
             culprits=tuple(culprits),
             step=step,
             causes=tuple(map(str, causes)) if isinstance(causes, list) else (),
+            nodes=tuple(map(str, nodes)) if isinstance(nodes, list) else (),
         )
 
 
@@ -364,6 +373,9 @@ class RuntimeConfig:
             without a session as long as torch's gloo waits.
         stop_grace: seconds between SIGTERM and SIGKILL inside the pod; under the pod's own grace.
         tracking: tracker -> its settings, as in the spec's `tracking`.
+        preflight: empty for none; "timeout" in seconds, "max_slowdown", perhaps "min_bandwidth" in
+            bytes per second; "asks": what the first node and the others ask for, each with "gpus",
+            and "memory" and "shm" in bytes.
     """
 
     job: str = ""
@@ -382,6 +394,7 @@ class RuntimeConfig:
     hang_timeout: float | None = None
     stop_grace: float = 45.0
     tracking: dict[str, Any] = field(default_factory=dict)
+    preflight: dict[str, Any] = field(default_factory=dict)
 
     @property
     def session_hang_timeout(self) -> float:
@@ -391,8 +404,9 @@ class RuntimeConfig:
     def encode(self) -> str:
         """Compact JSON; equal settings give equal text."""
         body = {"version": 1, **asdict(self)}
-        if not self.tracking:
-            del body["tracking"]  # most jobs have none
+        for name in ("tracking", "preflight"):  # most jobs have none
+            if not body[name]:
+                del body[name]
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 

@@ -222,6 +222,11 @@ def _runtime_settings(manifest: Json) -> Json:
             "policy": {"max_restarts": config["max_restarts"]},
             "tracking": config.get("tracking"),
         }
+        if checks := config.get("preflight"):
+            # Quantities are text, and what the nodes are asked for comes from resources.
+            least = {key: str(checks[key]) for key in ("min_bandwidth",) if key in checks}
+            limits = {key: checks[key] for key in ("timeout", "max_slowdown")}
+            settings["preflight"] = {**limits, **least}
         if config["checkpoint_dir"] is not None:
             keys = ("dir", "every", "keep", "format")
             settings["checkpoint"] = {key: config[f"checkpoint_{key}"] for key in keys}

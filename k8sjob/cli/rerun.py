@@ -30,9 +30,23 @@ if TYPE_CHECKING:
 @click.option(
     "-y", "--yes", is_flag=True, help="Do not ask before the job of a record's file is run."
 )
+@click.option(
+    "--avoid-node",
+    "avoid_nodes",
+    metavar="NODE",
+    multiple=True,
+    help="In a cluster, keep all pods from this node, as policy.avoid_nodes does.",
+)
 @run_options
 @place_options()
-def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **shown: Any) -> int:
+def rerun_command(
+    job: str,
+    folder: Path | None,
+    yes: bool,
+    avoid_nodes: tuple[str, ...],
+    place: Place,
+    **shown: Any,
+) -> int:
     """Run a job once more as it was: the same spec, the same code, from the beginning.
 
     NAME is a job that exists or has a record, or the file of a record: FILE.k8sjob. A job on this
@@ -62,7 +76,7 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
         raise click.UsageError("--folder: the code of a job in a cluster is in its image")
     if quiet:
         raise click.UsageError("-q is for jobs on this machine; --detach only submits the job")
-    plan = plan_there(backend.snapshot(ref).job)
+    plan = plan_there(backend.snapshot(ref).job, avoid_nodes)
     cluster = place.connect(ref.namespace)
     _confirm(job, plan.spec, f"in {cluster.context}, namespace {cluster.namespace}", yes=yes)
     submitted = submit_plan(plan, cluster, report=print_status)

@@ -163,3 +163,10 @@ def _advise(usages: Sequence[Usage]) -> None:
             f"node {node} was the slowest of {counted(len(jobs), 'job')}: the others waited {lost}"
             f" {jobs[0].device} hours for it ({named}); have it checked"
         )
+    for node in dict.fromkeys(node for usage in usages for node in usage.refused):
+        refusals = {
+            str(usage.ref): usage.refused[node] for usage in usages if node in usage.refused
+        }
+        named, why = first_names(list(refusals), _MOST_NAMED), next(iter(refusals.values()))
+        click.echo()
+        line(f"the preflight of {named} refused node {node}: {why}; have it checked")

@@ -13,6 +13,7 @@ from k8sjob.spec import JobSpec
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from k8sjob.backends.api import Launched, Plan
@@ -31,16 +32,19 @@ def spec_of(job: Job) -> JobSpec:
     return adopt("---\n".join(map(dump, job.objects))).spec
 
 
-def plan_there(job: Job) -> Plan:
+def plan_there(job: Job, avoid_nodes: Sequence[str] = ()) -> Plan:
     """The plan of a job in a cluster once more, under a new name, from the beginning.
 
-    Its checkpoints go to a folder of that name in the old folder: the old ones are of a training
-    that may be complete, and none of them is resumed.
+    None of its Pods gets on a node of these names. Its checkpoints go to a folder of that name in
+    the old folder: the old ones are of a training that may be complete, and none of them is
+    resumed.
 
     Raises:
         SpecError: no job spec can express the job, or its name is too long for a new one.
     """
-    plan = plan_submission(spec_of(job), generate_name=True)
+    old = spec_of(job)
+    avoided = list(dict.fromkeys([*old.policy.avoid_nodes, *avoid_nodes]))
+    plan = plan_submission(old.with_(policy={"avoid_nodes": avoided}), generate_name=True)
     spec = plan.spec
     if spec.checkpoint is None:
         return plan

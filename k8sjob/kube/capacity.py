@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.objects import Object, Pod, at_path
+from k8sjob.kube.objects import REQUIRED_AFFINITY, Object, Pod, at_path
 from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-_REQUIRED: Final = (
-    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
-    "nodeSelectorTerms",
-)
+_REQUIRED: Final = ("affinity", "nodeAffinity", REQUIRED_AFFINITY, "nodeSelectorTerms")
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
 _GPUS: Final = re.compile(r"/(?![^/]*(?:mem|core))[^/]*gpu|/mig-")

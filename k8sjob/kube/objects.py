@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAMES
+from k8sjob.contract import CONTAINER_NAMES, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -228,6 +228,14 @@ class Pod(Object):
         return self.container.part("lastState", "terminated")
 
     @property
+    def preflight_refusals(self) -> dict[str, str]:
+        """The nodes that a preflight refused in its last start or the one before, each with why."""
+        ends = (self.terminated_before, self.terminated)
+        reasons = [Reason.decode(str(end.get("message") or "")) for end in ends]
+        # Every rank ends with the same reason, so one Pod of the job tells.
+        return {node: reason.message for reason in reasons if reason for node in reason.nodes}
+
+    @property
     def failed_inits(self) -> Iterator[tuple[Object, Json]]:
         """The statuses of init containers that fail, each with its last end."""
         # A sidecar is an init container that keeps running beside the training; once it has
@@ -358,6 +366,8 @@ QUEUE: Final = "kueue.x-k8s.io/queue-name"
 """A label of the job, for Kueue: the queue in which it waits."""
 PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """A label of the job, for Kueue: its WorkloadPriorityClass."""
+REQUIRED_AFFINITY: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+"""The key of what a node must fulfil for a Pod."""
 TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
 """An annotation of pods, for Kueue: the level, which is required or preferred."""
 PODSET_GROUP: Final = "kueue.x-k8s.io/podset-group-name"

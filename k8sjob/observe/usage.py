@@ -80,6 +80,7 @@ class Usage:
         seconds: device seconds by use; uses without any are left out.
         nodes: the same of each node.
         slowed: device seconds that waited for the ranks on a node, by node.
+        refused: why its preflight refused a node, by node.
     """
 
     ref: JobRef
@@ -88,6 +89,7 @@ class Usage:
     nodes: Mapping[str, Mapping[Use, float]] = field(default_factory=dict)
     slowed: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> float:
@@ -124,6 +126,7 @@ class Usage:
             "seconds": _rounded({use: self.seconds[use] for use in Use if use in self.seconds}),
             "nodes": {name: _rounded(uses) for name, uses in self.nodes.items() if name},
             "slowed": _rounded(self.slowed),
+            "refused": dict(self.refused),
             "avoidable": self.avoidable,
             "note": self.note,
         }
@@ -252,7 +255,10 @@ def usage(
             node = "" if rank is None else node_of.get(replica_of_rank(job, rank), "")
             if duration and node:
                 slowed[node] += duration
-    return Usage(status.ref, device, seconds, nodes, slowed, job.labels)
+    refused = {
+        node: why for pod in snapshot.pods for node, why in Pod(pod).preflight_refusals.items()
+    }
+    return Usage(status.ref, device, seconds, nodes, slowed, job.labels, refused)
 
 
 def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]:

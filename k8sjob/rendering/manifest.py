@@ -18,6 +18,7 @@ from k8sjob.contract import (
     CONFIG_ENV,
     CONTAINER_NAME,
     DEFAULT_PORT,
+    NODE_NAME_ENV,
     RUNTIME_HOME,
     WORKDIR,
     Role,
@@ -32,6 +33,7 @@ from k8sjob.kube.objects import (
     NOTIFY,
     PRIORITY,
     QUEUE,
+    REQUIRED_AFFINITY,
     TOPOLOGY,
     Object,
 )
@@ -41,8 +43,9 @@ from k8sjob.targets.api import PORT_NAME
 from k8sjob.targets.jobs import DEFAULT, TARGETS, by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from k8sjob.kube.objects import Json
     from k8sjob.provenance import Provenance
     from k8sjob.spec import JobSpec, Resources, Volume
     from k8sjob.targets.api import Job
@@ -91,6 +94,8 @@ def manifest(
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))
     values |= target.values(spec)
+    if spec.preflight:
+        values["fields"] = {NODE_NAME_ENV: "spec.nodeName", **values["fields"]}
     text = fill(f"{target.name}.yaml.j2", target.templates, **values)
     job = target.job(_parsed(text))
     sources = [text, *(yamldoc.dump(patch) for patch in (spec.overlay, spec.pod_template) if patch)]
@@ -216,6 +221,7 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
         "pull_policy": image_part.pull_policy if image_part else None,
         "pull_secrets": list(dict.fromkeys(image_part.pull_secrets)) if image_part else [],
         "node_selector": _node_selector(spec, image_part.platform if image_part else None),
+        "affinity": _affinity(spec.affinity, spec.policy.avoid_nodes),
         "shm_volume": SHM_VOLUME,
         "volumes": _volumes(spec),
     }
@@ -268,6 +274,27 @@ def _node_selector(spec: JobSpec, platform: str | None) -> dict[str, str]:
     if spec.resources.gpu_type is not None and spec.resources.gpu_label is not None:
         selector[spec.resources.gpu_label] = spec.resources.gpu_type
     return {**selector, **spec.node_selector}
+
+
+def _affinity(affinity: Json | None, avoid: Sequence[str]) -> Json | None:
+    """The affinity of the Pods, which also keeps them from nodes of these names.
+
+    By the nodes' names, not by kubernetes.io/hostname, which a cloud's kubelet may set otherwise;
+    such a requirement takes one name.
+    """
+    if not avoid:
+        return affinity
+    field = {"key": "metadata.name", "operator": "NotIn"}
+    others = [{**field, "values": [name]} for name in avoid]
+    of_node = Object(affinity or {}).part("nodeAffinity")
+    required = Object(of_node).part(REQUIRED_AFFINITY)
+    # The terms are alternatives, so each gets the requirement; an empty one matches no node.
+    terms = [
+        term and {**term, "matchFields": [*term.get("matchFields", ()), *others]}
+        for term in required.get("nodeSelectorTerms", [{"matchFields": []}])
+    ]
+    required = {**required, "nodeSelectorTerms": terms}
+    return {**(affinity or {}), "nodeAffinity": {**of_node, REQUIRED_AFFINITY: required}}
 
 
 def _replicas(spec: JobSpec) -> list[_Replica]:

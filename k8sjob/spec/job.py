@@ -25,7 +25,7 @@ from k8sjob.spec.replicas import (
     Topology,
     Volume,
 )
-from k8sjob.spec.run import Run
+from k8sjob.spec.run import AnyPreflight, Run
 from k8sjob.spec.training import Checkpoint, Strategy, Tracking
 from k8sjob.spec.values import (
     MAX_NAME,
@@ -101,6 +101,12 @@ class JobSpec(Part, HasCard):
         default=Resources(),
     )
     strategy: Strategy = doc("How the ranks train together.", {"kind": "ddp"}, default=Strategy())
+    preflight: AnyPreflight = doc(
+        "Let all nodes prove their devices and their network before the program starts, and refuse"
+        " those that are broken or slow; true: with its defaults; null: no.",
+        {"min_bandwidth": "10Gi"},
+        default=None,
+    )
     checkpoint: Checkpoint | None = doc(
         "Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}, default=None
     )
@@ -355,7 +361,15 @@ class JobSpec(Part, HasCard):
             hang_timeout=None if run.hang_timeout is None else float(run.hang_timeout),
             stop_grace=self.policy.termination_grace * 0.75,
             tracking=self.tracking.settings,
+            preflight=self._preflight,
         )
+
+    @property
+    def _preflight(self) -> dict[str, Any]:
+        if not self.preflight:
+            return {}
+        master = self.resources if self.replicas.elastic else self.resources.of_master
+        return {**self.preflight.settings, "asks": [master.provable, self.resources.provable]}
 
 
 Part.root = JobSpec
@@ -402,6 +416,12 @@ def _rules(spec: JobSpec) -> Iterator[Finding]:
             f"{gang.min_available} is more than workers {spec.replicas.workers} + 1 ="
             f" {spec.nnodes} pods",
             f"set it to at most {spec.nnodes}",
+        )
+    if spec.preflight and not spec.uses_agent:
+        yield invalid(
+            ("preflight",),
+            "k8sjob's agent runs it, which does not start a run.command",
+            "use run.script or run.module, or remove it",
         )
     if spec.replicas.elastic and spec.resources.master:
         yield invalid(("resources", "master"), "an elastic job has Workers only", "remove master")

@@ -196,6 +196,12 @@ class Policy(Part):
         default=60,
     )
 
+    avoid_nodes: tuple[ObjectName, ...] = doc(
+        "Names of nodes that get none of the job's pods, in addition to what `affinity` says.",
+        ["gpu-node-7"],
+        default=(),
+    )
+
     def rules(self) -> Iterator[Finding]:
         """Deadlines leave time."""
         if self.active_deadline == 0:
@@ -286,6 +292,16 @@ class Resources(Part):
     def gpu_label(self) -> str | None:
         """The node label that gpu_type is compared with, or None if none is known."""
         return _GPU_LABELS.get(self.gpu_resource.partition("/")[0])
+
+    @property
+    def provable(self) -> dict[str, int]:
+        """What a preflight can look for on a node: GPUs of torch, bytes of memory and /dev/shm."""
+        counted = self.gpu_resource.startswith(tuple(_GPU_LABELS))
+        sizes = {"memory": self.memory, "shm": self.shm}
+        return {
+            "gpus": self.gpus if counted else 0,
+            **{name: int(parse(size)) if size else 0 for name, size in sizes.items()},
+        }
 
     def rules(self) -> Iterator[Finding]:
         """Requests and /dev/shm fit the limits, a GPU type has GPUs and a known label."""

@@ -6,12 +6,14 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, Strict
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.findings import invalid
+from k8sjob.kube.quantity import parse
 from k8sjob.spec.base import FROZEN_EMPTY, FrozenMap, Part, doc, refuse
-from k8sjob.spec.values import Duration, EnvName, ObjectName, Text
+from k8sjob.spec.values import Duration, EnvName, Memory, ObjectName, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,3 +171,55 @@ class Run(Part):
             path = ":".join(part for part in (RUNTIME_HOME, value) if part)
             return f"{value!r} would hide k8sjob's runtime", f"write {path!r}"
         return None
+
+
+class Preflight(Part):
+    """What the nodes prove before the program starts; see docs/how-to/preflight.md."""
+
+    timeout: Duration = doc(
+        "How long the checks may take once all ranks are there.", "30s", unit="time", default=10
+    )
+    max_slowdown: Annotated[float, Strict(), Field(gt=1, le=1000)] = doc(
+        "Refuse a node that is more than so many times slower than the median of the nodes, in"
+        " matrix products or in the better one of its links.",
+        1.5,
+        unit="times",
+        default=3.0,
+    )
+    min_bandwidth: Memory | None = doc(
+        "Bandwidth of an all-reduce of all ranks, in bytes a second (the bus bandwidth of"
+        " nccl-tests), below which the job does not start; null: any.",
+        "10Gi",
+        unit="bytes",
+        default=None,
+    )
+
+    def rules(self) -> Iterator[Finding]:
+        """There is time."""
+        if not self.timeout:
+            yield invalid(("timeout",), "0s leaves no time", "write a duration, such as 10s")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The same for the runtime, in seconds and bytes."""
+        least = {"min_bandwidth": int(parse(self.min_bandwidth))} if self.min_bandwidth else {}
+        return {"timeout": self.timeout, "max_slowdown": self.max_slowdown, **least}
+
+
+class _OrFlag:
+    """Reads true as a part with its defaults, false as none; in the JSON Schema, too."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The part's, after a flag is replaced."""
+        return no_info_before_validator_function(
+            lambda value: ({} if value else None) if isinstance(value, bool) else value,
+            handler(source),
+        )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """The part's, and a boolean."""
+        return {"anyOf": [{"type": "boolean"}, *handler(schema)["anyOf"]]}
+
+
+AnyPreflight = Annotated[Preflight | None, _OrFlag()]
+"""A preflight, true for one with its defaults, false and null for none."""

@@ -312,10 +312,15 @@ def _local_env(
     # Each process would otherwise take all cores of the machine.
     if "OMP_NUM_THREADS" not in spec.run.env and "OMP_NUM_THREADS" not in variables():
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // spec.world_size))
+    config = json.loads(spec.runtime_config.encode())
+    changes: Json = {}
+    if spec.preflight:  # this machine has what it has
+        changes["preflight"] = {**config["preflight"], "asks": [{}, {}]}
     if not gpus and spec.strategy.backend == "nccl":
-        config = {**json.loads(spec.runtime_config.encode()), "backend": "gloo"}
-        env[CONFIG_ENV] = json.dumps(config)
+        changes["backend"] = "gloo"
         prepared.notice("NoNccl", "strategy.backend is nccl, which needs GPUs: gloo is used")
+    if changes:
+        env[CONFIG_ENV] = json.dumps({**config, **changes})
     return env
 
 

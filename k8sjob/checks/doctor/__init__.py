@@ -40,6 +40,7 @@ _CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[Finding]], ...]] = (
     needs.fit,
     cluster.nodes,
     cluster.free_devices,
+    cluster.preflights,
     cluster.storage,
     cluster.pull_secrets,
 )

@@ -9,7 +9,7 @@ from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.controller import flag, init_containers
 from k8sjob.contract import Role, counted
 from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
-from k8sjob.kube.objects import Object, at_path, containers
+from k8sjob.kube.objects import Object, Pod, at_path, containers
 from k8sjob.kube.openshift import AllowedIds
 from k8sjob.targets.jobs import pod_specs
 
@@ -107,6 +107,21 @@ def _init_container(facts: ClusterFacts, policy: str) -> Finding:
         f"have an init container template set for the operator ({template_flag}, or the file that"
         " it looks for), or run only Workers (replicas.elastic)",
     )
+
+
+def preflights(facts: ClusterFacts) -> Iterator[Finding]:
+    """The nodes that a preflight of a job in this namespace has refused, by the Pods still here."""
+    refused = {
+        node: f"{pod.name}: {why}"
+        for pod in map(Pod, facts.items("pods") or ())
+        for node, why in pod.preflight_refusals.items()
+    }
+    for node, why in refused.items():
+        yield warning(
+            "preflight",
+            f"a preflight refused node {node} in {why}",
+            f"have it checked, or write policy.avoid_nodes: [{node}] in the job.yaml",
+        )
 
 
 def storage(facts: ClusterFacts) -> Iterator[Finding]:

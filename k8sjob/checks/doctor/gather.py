@@ -16,7 +16,7 @@ from k8sjob.kube.api_resources import path as resource_path
 from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE, Object
+from k8sjob.kube.objects import MANAGED_BY, QUEUE, Object
 from k8sjob.rendering.merge import merge
 from k8sjob.targets.jobs import DEFAULT, PREFERRED, job_path, keyed, namesake, references
 
@@ -40,6 +40,11 @@ _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "nodes": ("/api/v1/nodes", {}),
     "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
     "namespace": ("/api/v1/namespaces/{namespace}", {}),
+    # Of jobs with a preflight, which are ours.
+    "pods": (
+        "/api/v1/namespaces/{namespace}/pods",
+        {"labelSelector": f"{MANAGED_BY}=k8sjob", "limit": str(_PAGE)},
+    ),
     "service account": ("/api/v1/namespaces/{namespace}/serviceaccounts/default", {}),
     "quotas": ("/api/v1/namespaces/{namespace}/resourcequotas", {}),
     "limit ranges": ("/api/v1/namespaces/{namespace}/limitranges", {}),

@@ -132,6 +132,27 @@ def _hung(facts: Facts, end: Failure) -> Finding | None:
     )
 
 
+def _refused_by_preflight(facts: Facts, end: Failure) -> Finding | None:
+    # A script may end with the same code.
+    if not (end.reason and end.reason.type == "Preflight"):
+        return None
+    reason = end.reason
+    replicas = list(dict.fromkeys(map(facts.replica_of, reason.culprits)))
+    step = _STEPS["preflight"]["local" if facts.local else "none"]
+    if reason.nodes and not facts.local:
+        options = " ".join(f"--avoid-node {node}" for node in reason.nodes)
+        step = _STEPS["preflight"]["node"].format(
+            names=", ".join(reason.nodes), job=facts.job_argument, options=options
+        )
+    who = ", ".join(replicas) or "the group"
+    return Finding(
+        Cause.PREFLIGHT,
+        f"the preflight refused {who}: {reason.message}",
+        step,
+        replicas=tuple(replicas) or (end.replica,),
+    )
+
+
 def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
@@ -441,6 +462,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 _CAUSES: Final[tuple[Callable[[Facts, Failure], Finding | None], ...]] = (
     _others_left,
     _ended_by_kubelet,
+    _refused_by_preflight,
     _hung,
     _absent_from_rendezvous,
     _misconfigured,

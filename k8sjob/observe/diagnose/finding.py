@@ -76,6 +76,7 @@ class Cause(StrEnum):
     SIDECAR = "sidecar"
     STARTED_AGAIN = "started-again"
 
+    PREFLIGHT = "preflight"
     HUNG = "hung"
     RENDEZVOUS = "rendezvous"
     CONFIGURATION = "configuration"

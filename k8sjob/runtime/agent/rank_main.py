@@ -20,6 +20,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.env import rank_or_none
+from k8sjob.runtime.base.env import copy_environ, rank_or_none
 from k8sjob.runtime.base.errors import (
     EnvError,
     causes,
@@ -72,6 +73,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     if argv[0] == "--exec":
         _exec(argv[1:])
     enable_stacks(config.error_file())
+    if timeout := config.runtime_config().preflight.get("timeout"):
+        _preflight(timeout)
     # The observer runs before the script: the imports take many seconds, which the agent reports.
     env, hang_timeout = rank_or_none(), config.runtime_config().hang_timeout
     observer = Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
@@ -83,6 +86,41 @@ def main(argv: Sequence[str]) -> NoReturn:
         code = _report(error, observer)
     observer.write()  # what follows destroys the process group
     _leave(code)
+
+
+def _preflight(timeout: float) -> None:
+    """Return if the nodes prove themselves, in a process of its own; else leave as it did."""
+    began, writer = os.pipe()
+    argv = [sys.executable, "-P", "-m", "k8sjob.runtime.preflight", str(writer)]
+    # Of a closed store torch would warn with C++ frames, and here that is the end that is awaited.
+    environ = {**copy_environ(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with subprocess.Popen(argv, env=environ, pass_fds=[writer]) as process:
+        os.close(writer)
+        os.read(began, 1)  # closed when all ranks are there, or with the process
+        os.close(began)
+        try:
+            # Where all is well in Python, it ends itself before that.
+            code = process.wait(timeout + 2 * TIMEOUTS.lead)
+            problem = f"the checks ended with exit code {ExitCode.of_status(code)}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code, problem = ExitCode.PREFLIGHT, f"the checks did not end within {timeout:g} s"
+    if code:
+        env = rank_or_none()
+        rank = env.rank if env else -1
+        node = config.node_name()
+        # It has written its own reason, unless it was killed.
+        reason = Reason(
+            ExitCode.PREFLIGHT,
+            rank,
+            "Preflight",
+            f"node {node} (rank {rank}): {problem}",
+            time=time.time(),
+            culprits=(rank,) if env else (),
+            nodes=(node,),
+        )
+        write_reason(reason, config.error_file())
+        _leave(ExitCode.PREFLIGHT if code < 0 else code)
 
 
 def _report(error: BaseException, observer: Observer) -> int:

@@ -56,6 +56,11 @@ def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     return _path(environ, contract.ERROR_FILE_ENV)
 
 
+def node_name() -> str:
+    """The name of this pod's node; outside a cluster, the machine's."""
+    return os.environ.get(contract.NODE_NAME_ENV) or socket.gethostname()
+
+
 def launcher_hosts_store() -> bool:
     """Whether the launcher hosts the rendezvous' store, as torchrun does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

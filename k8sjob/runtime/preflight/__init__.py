@@ -1,0 +1,1 @@
+"""The preflight: what each node proves before the user's program starts, in processes apart."""
