@@ -8,7 +8,7 @@ import torch
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.env import DistEnv
-from k8sjob.runtime.preflight.network import Network, ring
+from k8sjob.runtime.preflight.links import Network, ring
 from k8sjob.runtime.preflight.node import Report, examine, matmul
 from k8sjob.runtime.preflight.verdict import judge
 

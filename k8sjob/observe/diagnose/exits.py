@@ -138,10 +138,11 @@ def _refused_by_preflight(facts: Facts, end: Failure) -> Finding | None:
         return None
     reason = end.reason
     replicas = list(dict.fromkeys(map(facts.replica_of, reason.culprits)))
-    step = _STEPS["preflight"]["local" if facts.local else "none"]
+    steps = _STEPS["preflight"]
+    step = steps["local" if facts.local else "none"]
     if reason.nodes and not facts.local:
         options = " ".join(f"--avoid-node {node}" for node in reason.nodes)
-        step = _STEPS["preflight"]["node"].format(
+        step = steps["node"].format(
             names=", ".join(reason.nodes), job=facts.job_argument, options=options
         )
     who = ", ".join(replicas) or "the group"

@@ -31,7 +31,7 @@ from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.termination import write_reason
 from k8sjob.runtime.comm.process_group import backend_for, common_backend, local_device
 from k8sjob.runtime.comm.rendezvous import RankInfo, Rendezvous, rendezvous
-from k8sjob.runtime.preflight.network import Network, measure
+from k8sjob.runtime.preflight.links import Network, measure
 from k8sjob.runtime.preflight.node import Report, examine
 from k8sjob.runtime.preflight.verdict import Verdict, judge, leaders
 

@@ -12,7 +12,7 @@ from k8sjob.runtime.base.errors import ranks_in_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from k8sjob.runtime.preflight.network import Network
+    from k8sjob.runtime.preflight.links import Network
     from k8sjob.runtime.preflight.node import Report
 
 
