@@ -13,6 +13,7 @@ from pathlib import Path
 OPERATOR = "github.com/kubeflow/training-operator@v1.9.4"
 JOBSET = "sigs.k8s.io/jobset@v0.12.0"
 TRAINER = "github.com/kubeflow/trainer/v2@v2.3.0"
+COSCHEDULING = "sigs.k8s.io/scheduler-plugins@v0.34.7"
 KUEUE = "sigs.k8s.io/kueue@v0.19.0"
 CRDS = {
     "PyTorchJob": (OPERATOR, "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"),

@@ -44,13 +44,17 @@ OF_JOB_YAML = re.compile(rf"job\.yaml|(?<![\w.\]])(?:{_NAMES})\b(?!\()")
 """What only a job.yaml has, and nothing that `why` says of the jobs of others may have."""
 
 
+def snapshot_of(recorded, moment=None):
+    """The job, Pods, Events and PodGroups of a recorded job."""
+    groups = [part for part in recorded.get("related", ()) if part["kind"] == "PodGroup"]
+    pods, events = recorded.get("pods", []), recorded.get("events", [])
+    return Snapshot(job_of(recorded["job"]), pods, events, moment, groups=groups)
+
+
 def replayed(recorded, *, logs=True, related=True, now=None):
     """What `why` says of a recorded job."""
-    snapshot = Snapshot(
-        job_of(recorded["job"]), recorded.get("pods", []), recorded.get("events", [])
-    )
     return diagnose(
-        snapshot,
+        snapshot_of(recorded),
         recorded.get("logs", {}) if logs else {},
         recorded.get("related", []) if related else [],
         now=now or datetime.fromisoformat(recorded["now"]),

@@ -117,6 +117,8 @@ class Snapshot:
         at: the moment, where it was not just now.
         record: the record that it was read from, as a shell takes its name; empty if from none.
         skew: seconds by which the clock of its stamps is ahead of this machine's.
+        groups: its PodGroups, read while none of its Pods has a node: until a gang scheduler admits
+            them there may be no Pods.
     """
 
     job: Job
@@ -125,6 +127,7 @@ class Snapshot:
     at: datetime | None = None
     record: str = ""
     skew: float = 0.0
+    groups: Sequence[Json] = ()
 
     @property
     def now(self) -> datetime:

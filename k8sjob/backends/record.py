@@ -32,6 +32,7 @@ from k8sjob.contract import EVENT_MARK, __version__
 from k8sjob.errors import BackendError, JobTooLarge, K8sJobError
 from k8sjob.files import whole_file
 from k8sjob.findings import field_path
+from k8sjob.kube.gangs import POD_GROUP
 from k8sjob.kube.json_text import OversizeError, check_size, parsed
 from k8sjob.kube.objects import Object, Pod, moment, odd_name
 from k8sjob.targets.field_types import fit
@@ -187,7 +188,8 @@ def _read(objects: Json) -> tuple[Snapshot, list[Json], list[Json]]:
             raise ValueError(f"{name} is not a valid name in Kubernetes")
     if problem := excess(job):
         raise ValueError(f"its job {problem}")
-    return Snapshot(job, pods, events, at), related, findings
+    groups = [raw for raw in related if raw.get("kind") == POD_GROUP]
+    return Snapshot(job, pods, events, at, groups=groups), related, findings
 
 
 def _typed(kind: str, raw: Json) -> Json:

@@ -23,6 +23,7 @@ _GROUPS: Final = {
     "storageclasses": "storage.k8s.io/v1",
     "selfsubjectaccessreviews": "authorization.k8s.io/v1",
     "clusterqueues": "kueue.x-k8s.io/v1beta2",
+    "queues": "scheduling.volcano.sh/v1beta1",
     "localqueues": "kueue.x-k8s.io/v1beta2",
     "priorityclasses": "scheduling.k8s.io/v1",
     "runtimeclasses": "node.k8s.io/v1",
@@ -47,6 +48,7 @@ class Controller:
         init_image: the image of the init container that it adds to some Pods.
         image_flag: its flag for another one.
         template_flag: its flag for a template of that container.
+        gang_flag: its flag without which it ignores what a job asks of a gang scheduler.
         target: the name of the kind as a target, where doctor examines another by default.
         companions: the resource of the objects that stand beside those of the kind.
         since: fields that k8sjob renders, each with the version of the controller that brought it.
@@ -62,6 +64,7 @@ class Controller:
     init_image: str = ""
     image_flag: str = ""
     template_flag: str = ""
+    gang_flag: str = ""
     target: str = ""
     companions: str = ""
     since: tuple[tuple[str, str], ...] = ()

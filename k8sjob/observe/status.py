@@ -12,6 +12,7 @@ from k8sjob import strategies
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAMES, Reason
 from k8sjob.html_card import HasCard
+from k8sjob.kube.gangs import is_queued, queue_of
 from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names, settings_of
@@ -101,6 +102,9 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     state, condition = job.state()
     if state is JobState.SUSPENDED and QUEUE in job.labels:
         state = JobState.QUEUED
+    if group := next(filter(is_queued, snapshot.groups), None):
+        text = f"its PodGroup waits in the queue {queue_of(group)!r}"
+        state, condition = JobState.QUEUED, {"reason": "PodGroupPending", "message": text}
     if job.deleting and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
     # A very short training is over before its controller has counted a ready Pod.

@@ -46,7 +46,7 @@ class JobState(StrEnum):
     SUSPENDED = "Suspended"
     """Its replicas are stopped until `resume`."""
     QUEUED = "Queued"
-    """Kueue keeps it suspended until its queue has room."""
+    """Kueue keeps it suspended until its queue has room, or Volcano has not admitted its gang."""
     DELETING = "Deleting"
     """Its deletion was requested, and its pods or a finalizer still keep it."""
     SUCCEEDED = "Succeeded"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAMES, Role, decode_object
 from k8sjob.findings import field_path
 from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
+from k8sjob.kube.capacity import add, pod_requests
 from k8sjob.kube.objects import (
     PRIORITY,
     QUEUE,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import FieldPath
+    from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Companion, Job, Level, ManifestReader, RoleReplicas, Target
 
@@ -154,6 +156,17 @@ def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
     for replicas in job.replicas:
         yield replicas.role, replicas.count, replicas.pod
+
+
+def gang_needs(job: Job) -> Amounts:
+    """What the Pods request in all that must start together: by default all of them."""
+    needs: Amounts = {}
+    remaining = int((job.gang or {}).get("minAvailable") or sum(r.count for r in job.replicas))
+    for _, count, pod in pod_specs(job):
+        together = min(count, remaining)
+        remaining -= together
+        add(needs, {name: amount * together for name, amount in pod_requests(pod).items()})
+    return needs
 
 
 class ReplicaNames(Sequence[str]):

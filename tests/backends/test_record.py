@@ -11,11 +11,11 @@ from datetime import datetime
 from unittest.mock import Mock
 
 import pytest
-from observed import RECORDED
+from observed import RECORDED, snapshot_of
 
 from k8sjob.backends import record as record_module
 from k8sjob.backends import record_storage
-from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.backends.record import RecordBackend, Records, write_record
 from k8sjob.backends.record_storage import StoredRecords
 from k8sjob.contract import Event, EventKind
@@ -33,7 +33,7 @@ class Seen:
 
     def __init__(self, seen, lines=()):
         at = datetime.fromisoformat(seen["now"])
-        self.shown = Snapshot(job_of(seen["job"]), seen.get("pods", []), seen.get("events", []), at)
+        self.shown = snapshot_of(seen, at)
         self.found, self.output, self.lines = seen.get("related", []), seen.get("logs", {}), lines
 
     def snapshot(self, _ref):

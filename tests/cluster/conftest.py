@@ -18,9 +18,11 @@ import pytest
 from baseimage import SUITE, Buildah, missing_tools, once
 from cluster.bed import Bed, Cluster
 from cluster.bed.cluster import plural
+from cluster.bed.components import gang_rights
 from cluster.bed.controllers import MANAGED
 from cluster.desk import Desk
 from cluster.proxy import Proxy
+from gomodules import COSCHEDULING, source
 from needs import lacking
 
 from k8sjob.backends.api import JobRef
@@ -32,7 +34,7 @@ YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yo
 BASE = "K8SJOB_TEST_BASE"
 """Names another image than Debian's."""
 OWN = "own-bed"  # tests/conftest.py looks for it in the names of tests
-STOPPING = {"bed", "with_template"}
+STOPPING = {"bed", "coscheduling", "with_template"}
 """Fixtures by which a test stops parts of its cluster: no other test may use that one."""
 CRDS = {
     "jobset": "crd/jobsets.jobset.x-k8s.io",
@@ -114,21 +116,42 @@ def bed(cluster):
 
 
 @pytest.fixture
-def with_template(bed):
-    """Starts the operator anew with an init container template."""
+def with_flag(bed):
+    """Starts the operator anew with another flag."""
     before = bed.commands["operator"]
 
-    def start(template):
-        (bed.folder / "conf/initContainer.yaml").write_text(template)
-        file = "--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml"
+    def start(flag):
         bed.stop("operator")
-        bed.commands["operator"] = [*before, file]
+        bed.commands["operator"] = [*before, flag]
         bed.start("operator")
 
     yield start
     bed.stop("operator")
     bed.commands["operator"] = before
     bed.start("operator")
+
+
+@pytest.fixture
+def with_template(bed, with_flag):
+    """Starts the operator anew with an init container template."""
+
+    def start(template):
+        (bed.folder / "conf/initContainer.yaml").write_text(template)
+        with_flag("--pytorch-init-container-template-file=/run/bed/conf/initContainer.yaml")
+
+    return start
+
+
+@pytest.fixture
+def coscheduling(bed, with_flag):
+    """A second scheduler, with the coscheduling plugin, and the operator makes its PodGroups."""
+    if "coscheduling" not in bed.running():
+        crd = source(COSCHEDULING) / "manifests/coscheduling/crd.yaml"
+        bed.kubectl("apply", "--server-side", "-f", str(crd))
+        bed.kubectl("wait", "--for=condition=Established", "crd", "--all")
+        bed.apply(gang_rights())
+        bed.start("coscheduling")
+    with_flag("--gang-scheduler-name=coscheduling")
 
 
 def added(cluster, name):

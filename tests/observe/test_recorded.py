@@ -244,7 +244,7 @@ def test_the_cause_is_found_without_logs_and_nodes(name):
         assert found == []
     else:
         cause = RECORDED[name]["why"].partition(" ")[0]
-        alone = {"lost": "waiting", "gang-queue": "waiting", "unmade": "waiting"}
+        alone = {"lost": "waiting", "unmade": "waiting"}
         cause = {**alone, **dict.fromkeys(BY_OUTPUT, "crash")}.get(name, cause)
         assert found[0].id == ("queued" if cause == "no-queue" else cause)
 

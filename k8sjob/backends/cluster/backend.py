@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.creation import Creation, delete_as_read
-from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots
+from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots, with_groups
 from k8sjob.backends.cluster.workloads import Workloads
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
@@ -127,7 +127,7 @@ class ClusterBackend(Creation):
             pods_now = own_pods(job, pods_of_job, children)
             snapshot = Snapshot(with_child(job, children), pods_now, skew=self.transport.skew)
             snapshots.append(snapshot)
-        return snapshots
+        return with_groups(self.transport, where, snapshots) if pods else snapshots
 
     def _jobs(self, namespace: str, selector: str) -> list[Job]:
         """The jobs of all kinds that can be read; ApiError where none of them can."""

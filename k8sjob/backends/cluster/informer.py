@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
@@ -14,7 +15,9 @@ from k8sjob.errors import JobTooLarge
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
+from k8sjob.kube.gangs import COSCHEDULING, POD_GROUP, VOLCANO, group_names, groups_of
+from k8sjob.kube.objects import Object, Pod, in_time, new_event, without_managed_fields
+from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (
     events_below,
     excess,
@@ -26,7 +29,7 @@ from k8sjob.targets.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
@@ -76,7 +79,36 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
     children = [child for answer in object_answers for child in answer.result()]
     own_events = in_time([*about.result(), *below])
     pods = own_pods(job, listing.result().items, children)
-    return Snapshot(with_child(job, children), pods, own_events, skew=transport.skew)
+    seen_at = Snapshot(with_child(job, children), pods, own_events, skew=transport.skew)
+    return with_groups(transport, namespace, [seen_at])[0]
+
+
+def with_groups(
+    transport: Transport, namespace: str, snapshots: Iterable[Snapshot]
+) -> list[Snapshot]:
+    """Jobs of a namespace, or of all, with the PodGroups of those that a gang may hold up."""
+    pairs = [(snapshot, _awaits_nodes(snapshot)) for snapshot in snapshots]
+    groups: list[Json] = []
+    for version in (VOLCANO, COSCHEDULING) if any(waits for _, waits in pairs) else ():
+        with suppress(ApiError):  # most clusters have no gang scheduler
+            where = path("podgroups", namespace, api_version=version)
+            about = {"apiVersion": version, "kind": POD_GROUP}
+            groups += [{**raw, **about} for raw in list_all(transport, where).items]
+    return [
+        replace(snapshot, groups=groups_of(snapshot.job, snapshot.pods, groups))
+        if waits
+        else snapshot
+        for snapshot, waits in pairs
+    ]
+
+
+def _awaits_nodes(snapshot: Snapshot) -> bool:
+    """Whether a job may wait for a gang scheduler: its Pods name a PodGroup, or there are none."""
+    if snapshot.job.state()[0] is not JobState.CREATED or any(
+        Pod(pod).node for pod in snapshot.pods
+    ):
+        return False
+    return not snapshot.pods or bool(group_names(snapshot.pods))
 
 
 def refuse_excess(job: Job) -> None:
@@ -203,7 +235,8 @@ class _Informer:
         events = (*in_time([*by_source["the job's events"], *below]), *notices)
         children = [child for name in self._children for child in by_source[name]]
         pods = own_pods(job, by_source["pods"], children)
-        return Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
+        seen_at = Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
+        return with_groups(self._transport, job.namespace, [seen_at])[0]
 
     def _ready(self) -> bool:
         # A first snapshot without Pods would show a running job as one that has none. Events and

@@ -17,6 +17,7 @@ from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.gangs import DEFAULT_QUEUE, POD_GROUP, is_queued, queue_of
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import (
     PRIORITY,
@@ -45,10 +46,6 @@ _MAX_INITS: Final = 3
 """How many init containers' output is read; they fail one after the other."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
-_VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
-_COSCHEDULING: Final = "scheduling.x-k8s.io/v1alpha1"
-_GROUP: Final = "scheduling.k8s.io/group-name"
-_COSCHEDULED: Final = "scheduling.x-k8s.io/pod-group"
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _ADMITTED: Final = "status.admission.clusterQueue"
 _VISIBILITY: Final = "visibility.kueue.x-k8s.io/v1beta2"
@@ -170,26 +167,21 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
 
 
 def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
-    """Its PodGroups with their Events, and Volcano's Queue of each."""
-    job, pods = snapshot.job, map(Object, snapshot.pods)
-    # Volcano names the group in an annotation, the coscheduling plugin in a label.
-    names = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
-    if job.gang is not None:
-        # No Pod is made before Volcano admits the PodGroup, so none can name it; the operator gives
-        # it the job's name.
-        names.add(job.name)
+    """Its PodGroups with their Events, Volcano's Queue of each, and the nodes without Pods."""
+    job, groups = snapshot.job, snapshot.groups[:_MAX_GROUPS]
     lookups = []
-    for name in sorted(names - _NO_NAMES)[:_MAX_GROUPS]:
-        about = {"fieldSelector": f"involvedObject.kind=PodGroup,involvedObject.name={name}"}
-        lookups += [
-            _Lookup("podgroups", job.namespace, name, api_version=_VOLCANO),
-            _Lookup("podgroups", job.namespace, name, api_version=_COSCHEDULING),
-            _Lookup("events", job.namespace, query=about),
-        ]
-    objects = [raw for lookup in lookups for raw in lookup.read(transport)]
-    for queue in sorted({str(Object(raw).spec.get("queue", "")) for raw in objects} - _NO_NAMES):
-        objects += _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO).read(transport)
-    return objects
+    for group in groups:
+        about = f"involvedObject.kind={POD_GROUP},involvedObject.name={Object(group).name}"
+        lookups.append(_Lookup("events", job.namespace, query={"fieldSelector": about}))
+    queues = {queue_of(group) for group in groups}
+    if job.gang is not None and not (groups or snapshot.pods):
+        # Volcano's webhook refuses the PodGroup where the Queue is closed: the operator's log alone
+        # has that.
+        queues.add(str(job.gang.get("queue") or DEFAULT_QUEUE))
+    lookups += [_Lookup("queues", name=queue, needed=True) for queue in sorted(queues - _NO_NAMES)]
+    if any(map(is_queued, groups)) and not snapshot.pods:
+        lookups.append(_Lookup("nodes"))
+    return [*groups, *(raw for lookup in lookups for raw in lookup.read(transport))]
 
 
 def _init_outputs(transport: Transport, snapshot: Snapshot) -> list[Json]:

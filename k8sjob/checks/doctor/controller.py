@@ -243,10 +243,14 @@ def init_containers(facts: ClusterFacts) -> list[tuple[Json, Json]]:
     ]
 
 
+def deployments(facts: ClusterFacts) -> list[Json]:
+    """The Deployments of the operator; empty if they may not be read."""
+    return facts.items("operator") or facts.items("operator's own namespace") or []
+
+
 def flag(facts: ClusterFacts, name: str) -> str:
     """The value of a flag of the operator; empty if it has none, or may not be read."""
-    deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
-    for container in chain.from_iterable(map(_containers, deployments)):
+    for container in chain.from_iterable(map(_containers, deployments(facts))):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         for word, following in pairwise([*words, ""]):
             if word.startswith(f"{name}="):

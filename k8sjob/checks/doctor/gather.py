@@ -15,6 +15,7 @@ from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.api_resources import path as resource_path
 from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.gangs import DEFAULT_QUEUE
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import MANAGED_BY, QUEUE, Object
 from k8sjob.rendering.merge import merge
@@ -161,9 +162,12 @@ def _ask_needs(
         # Of a secret or a config map not what is in it.
         bare = reference.kind not in {"claim", "queue"}
         questions[str(reference)] = pool.submit(ask, "GET", path, metadata_only=bare)
-    if job is None or not (QUEUE in job.labels or job.gang):
+    if job is None or not (QUEUE in job.labels or job.gang is not None):
         return questions
     questions["apis"] = pool.submit(ask, "GET", "/apis")
+    if job.gang is not None:
+        where = resource_path("queues", name=str(job.gang.get("queue") or DEFAULT_QUEUE))
+        questions["gang queue"] = pool.submit(ask, "GET", where)
     path = job_path(job.target, namespace)
     if queue := next((reference for reference in named if reference.kind == "queue"), None):
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.

@@ -11,12 +11,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.checks.doctor.controller import deployments, flag
 from k8sjob.contract import counted
 from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
+from k8sjob.kube.gangs import COSCHEDULING, DEFAULT_QUEUE, VOLCANO, hindrance, use_of
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
-from k8sjob.targets.jobs import pod_specs, references
+from k8sjob.targets.jobs import gang_needs, pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})
-_GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
+_VOLCANO: Final = VOLCANO.partition("/")[0]
+_COSCHEDULING: Final = COSCHEDULING.partition("/")[0]
 _STEPS: Final = {
     "claim": "write a PersistentVolumeClaim of that name and create it: kubectl create"
     " -n {namespace} -f FILE; or name an existing one: kubectl get pvc -n {namespace}",
@@ -142,17 +145,35 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
 
 
 def gang(facts: ClusterFacts) -> Iterator[Finding]:
-    """Whether a gang scheduler is installed: else its Pods are never placed."""
-    groups = _groups(facts)
-    if groups is None or facts.job is None or facts.job.gang is None:
+    """Whether a gang scheduler will place the job, and whether its queue can ever admit it."""
+    groups, job = _groups(facts), facts.job
+    if groups is None or job is None or job.gang is None:
         return
-    if not _GANGS & groups:
-        yield problem(
-            "gang",
-            "no gang scheduler is installed in this cluster: it does not serve PodGroups",
-            "install Volcano or the coscheduling plugin and start the operator with"
-            " --gang-scheduler-name, or remove gang from the job.yaml",
-        )
+    otherwise = "or remove gang from the job.yaml; otherwise the job never starts"
+    operator = job.target.controller
+    schedulers = {pod.get("schedulerName") for _, _, pod in pod_specs(job)}
+    volcano = _VOLCANO in groups
+    if not (volcano or (_COSCHEDULING in groups and schedulers != {"volcano"})):
+        text = "its gang scheduler is not installed in this cluster, which does not serve PodGroups"
+        step = "install Volcano or the coscheduling plugin and start the operator with"
+        yield problem("gang", text, f"{step} {operator.gang_flag}, {otherwise}")
+        return
+    if deployments(facts) and not flag(facts, operator.gang_flag):
+        text = f"{operator.name} runs without {operator.gang_flag}, and makes no PodGroup"
+        yield problem("gang", text, f"have it started with it, {otherwise}")
+    if not volcano:
+        return
+    name, needs = str(job.gang.get("queue") or DEFAULT_QUEUE), gang_needs(job)
+    queue = {} if facts.missing("gang queue") else facts.object("gang queue")
+    if never := hindrance(name, queue, needs):
+        step = "request less, or use another queue (gang.queue); otherwise the job never starts"
+        yield problem("gang", never, step)
+    elif queue is None:
+        text = f"it is unknown whether Volcano's queue {name!r} admits the job: you cannot read it"
+        yield unknown("gang", text, "ask for manifests/rbac/cluster-viewer.yaml")
+    else:
+        use = use_of(queue, needs)
+        yield fine("gang", f"Volcano's queue {name!r} is Open" + (use and f": {use}"))
 
 
 def _groups(facts: ClusterFacts) -> set[str] | None:

@@ -8,81 +8,150 @@ from __future__ import annotations
 
 import re
 import shlex
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
-from k8sjob.kube.capacity import amounts, as_text
+from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests
+from k8sjob.kube.gangs import (
+    DEFAULT_QUEUE,
+    POD_GROUP,
+    excess,
+    hindrance,
+    is_queued,
+    needs_of,
+    queue_of,
+    use_of,
+)
 from k8sjob.kube.objects import Object, in_time, moment
 from k8sjob.observe.diagnose.finding import Cause, age, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
-    from k8sjob.observe.diagnose.facts import Facts
+    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.objects import Json
+    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
-OF_GANG: Final = re.compile(r"in gang unschedulable|pod group is not ready|waiting on permit")
+OF_GANG: Final = re.compile(
+    "in gang unschedulable|pod group is not ready|once minAvailable is satisfied|waiting on permit"
+    "|cannot find enough sibling pods|optimistic rejection|rejection in Unreserve|resource gap: "
+)
 """A message about a Pod that only waits for the others of its gang."""
+_GAP: Final = re.compile(r"([^\s:\[]+):\{\{(\d{1,18}) (-?\d{1,3})\}")
+"""A quantity in "resource gap: map[nvidia.com/gpu:{{6 0} {<nil>}  DecimalSI}]": 6 * 10^0."""
+_LOOKED_AT: Final = timedelta(seconds=8)
+"""Volcano's scheduler looks at a new PodGroup within a second or two."""
 _ORIGIN: Final = re.compile(r"Origin reason is \S+: (.+)", re.DOTALL)
 
 
-def own_reason(facts: Facts) -> str:
-    """What the scheduler says of the first Pod that is not kept by the others of its gang."""
+def own_reason(facts: Facts) -> tuple[str, ReplicaPod | None]:
+    """What the scheduler says of the first Pod that is not kept by the others of its gang.
+
+    And the Pod; None where another Pod of the gang quotes it.
+    """
+    quoted = ""
     for pod in facts.pods:
         condition = pod.condition("PodScheduled")
-        message = condition.message
-        if origin := _ORIGIN.search(message):
-            return origin[1]
-        if condition.reason == "Unschedulable" and message and not OF_GANG.search(message):
-            return message
-    return ""
+        if origin := _ORIGIN.search(condition.message):
+            quoted = quoted or origin[1]
+        elif condition.reason == "Unschedulable" and not OF_GANG.search(condition.message):
+            return condition.message, pod
+    return quoted, None
 
 
 def gang_waits(facts: Facts) -> Iterator[Finding]:
     """A PodGroup that is not admitted, where the Pods, if there are any, do not say why."""
-    if facts.status.state.finished or own_reason(facts) or any(pod.node for pod in facts.pods):
+    if facts.status.state.finished or own_reason(facts)[0] or any(pod.node for pod in facts.pods):
         return
-    for group in map(Object, facts.of_kind("PodGroup")):
+    groups = facts.snapshot.groups
+    for group in groups:
         # From "Inqueue" on Volcano has admitted the group, and lets its Pods be created.
-        if group.status.get("phase") in (None, "", "Pending"):
-            yield _explained(facts, group)
+        if is_queued(group) or facts.pods:
+            yield _explained(facts, Object(group))
+    created = facts.status.created
+    if facts.job.gang and not (groups or facts.pods) and created:
+        yield from _without_group(facts, str(facts.job.gang.get("queue") or DEFAULT_QUEUE), created)
+
+
+def _without_group(facts: Facts, name: str, created: datetime) -> Iterator[Finding]:
+    """Why no PodGroup could be created, before which the operator creates no Pod."""
+    if ("queues", "") in facts.not_found:
+        problem = "no gang scheduler is installed: the cluster does not serve Volcano's PodGroups"
+        if facts.now - created > _LOOKED_AT:
+            step = "have Volcano installed, or submit the job without gang"
+            yield Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
+    elif never := hindrance(name, _queue(facts, name), {}):
+        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", _another_queue(name))
+
+
+def _queue(facts: Facts, name: str) -> Json | None:
+    """Volcano's Queue; empty if there is none, None if it is not known."""
+    if ("queues", name) in facts.not_found:
+        return {}
+    return next((queue for queue in facts.of_kind("Queue") if Object(queue).name == name), None)
+
+
+def _another_queue(name: str) -> str:
+    look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
+    return f"change gang.queue in the job; {look}"
 
 
 def _explained(facts: Facts, group: Object) -> Finding:
-    queue, size = str(group.spec.get("queue") or "default"), group.spec.get("minMember")
-    queues = {queue.name: queue for queue in map(Object, facts.of_kind("Queue"))}
-    room = queues.get(queue, Object({}))
-    look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(queue)}"
-    step = f"change gang.queue in the job; {look}"
-    needs, most = amounts(group.spec.get("minResources")), amounts(room.spec.get("capability"))
-    limited = sorted(needs.keys() & most.keys())
-    short = [name for name in limited if needs[name] > most[name]]
-    used = amounts(room.status.get("allocated"))
-    table = "; ".join(
-        f"{as_text(name, needs[name])} {name} needed, {as_text(name, used.get(name, Decimal()))} of"
-        f" {as_text(name, most[name])} in use"
-        for name in (short or limited)
-    )
-    never = f"its {size} pods need more than the queue {queue!r} may have: {table}" if short else ""
-    if (state := room.status.get("state") or "Open") != "Open":
-        never = f"the queue {queue!r} is {state}"
-    if ("queues", queue) in facts.not_found:
-        never = f"there is no queue {queue!r}"
-    if never:
+    name, size = queue_of(group.raw), group.spec.get("minMember")
+    queue, needs = _queue(facts, name), needs_of(group.raw)
+    # Trainer counts no requests that a limit implies.
+    if not needs:
+        for pod in facts.pods:
+            add(needs, pod_requests(pod.spec))
+    since, step = moment(group.created), _another_queue(name)
+    if name and (never := hindrance(name, queue, needs)):
         return Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", step)
+    total: Amounts = {}
+    for node in nodes_of(facts.of_kind("Node"), {}):
+        add(total, {**dict.fromkeys(needs, Decimal()), **node.offers})
+    if short := excess(needs, total):
+        table = "; ".join(
+            f"{as_text(resource, need)} {resource} of {as_text(resource, total[resource])}"
+            for resource, need in sorted(short.items())
+        )
+        problem = f"the job cannot start: its {size} pods need more than all nodes have: {table}"
+        return Finding(Cause.NO_QUEUE, problem, "request less, or use fewer replicas")
+    # Volcano's controllers make a group of Pods that name none, and give it the phase Pending.
+    looked_at = (group.status.get("phase") or not name) and (
+        not facts.pods or any(pod.condition("PodScheduled") for pod in facts.pods)
+    )
+    if not looked_at and since and facts.now - since > _LOOKED_AT:
+        scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), "volcano")
+        problem = f"the scheduler {scheduler!r} has not looked at its PodGroup"
+        problem = f"the job cannot start: {problem}, for {age(since, facts.now)}"
+        return Finding(Cause.NO_QUEUE, problem, "check whether that scheduler runs in the cluster")
     events = (
         event.get("message", "")
         for event in in_time([*facts.of_kind("Event"), *facts.snapshot.events])
-        if Object(event).part("involvedObject").get("kind") == "PodGroup"
+        if Object(event).part("involvedObject").get("kind") == POD_GROUP
     )
     messages = [group.condition("Unschedulable").message, *events]
     of_queue = [message for message in messages if not OF_GANG.search(message)]  # these say more
-    reason = one_line(next(filter(None, (*reversed(of_queue), *reversed(messages))), ""))
-    since = moment(group.created)
-    has_queue = str(group.raw.get("apiVersion")).startswith("scheduling.volcano.sh/")
+    said = (_gap(facts), *reversed(of_queue), *reversed(messages))
+    reason = one_line(next(filter(None, said), ""))
     message = f"its PodGroup of {size} pods waits"
-    message += f" in the queue {queue!r}" if has_queue else ""
+    message += f" in the queue {name!r}" if name else ""
     message += f", for {age(since, facts.now)}" if since else ""
-    message += ": " * bool(reason or table) + "; ".join(filter(None, (reason, table)))
+    use = use_of(queue or {}, needs)
+    parts = use if use and OF_GANG.search(reason) else "; ".join(filter(None, (reason, use)))
+    message += ": " * bool(parts) + parts
     start = "all of its pods start together when others end; earlier with fewer replicas"
-    return Finding(Cause.QUEUED, message, f"{start}, or {step}" if has_queue else start)
+    return Finding(Cause.QUEUED, message, f"{start}, or {step}" if name else start)
+
+
+def _gap(facts: Facts) -> str:
+    """What all nodes together lack for the gang, as the coscheduling plugin has counted."""
+    messages = " ".join(pod.condition("PodScheduled").message for pod in facts.pods)
+    lacks = {
+        f"{as_text(name, Decimal(amount).scaleb(int(exponent)))} {name}"
+        for name, amount, exponent in _GAP.findall(messages)
+    }
+    return f"all nodes together lack {', '.join(sorted(lacks))}" if lacks else ""

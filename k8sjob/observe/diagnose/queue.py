@@ -37,7 +37,7 @@ _PREEMPTOR: Final = re.compile(r"\(UID: ([^,()]++), JobUID: ([^,()]++)\)")
 
 def queued(facts: Facts) -> Iterator[Finding]:
     """Kueue has not admitted the job yet, and why; or it never will."""
-    if facts.status.state is not JobState.QUEUED:
+    if facts.status.state is not JobState.QUEUED or facts.snapshot.groups:
         return
     queue = facts.job.labels[QUEUE]
     workloads = workloads_of(facts.status.ref.uid, facts.related)

@@ -43,16 +43,22 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         return None
     # Pods that only wait for their gang say nothing: the one that fits no node has the reason.
     if OF_GANG.search(condition.message):
-        reason = own_reason(facts)
-        if not reason and facts.of_kind("PodGroup"):
+        reason, origin = own_reason(facts)
+        if origin and _shape(origin) != _shape(pod):
+            return None  # it would fit
+        if not reason and facts.snapshot.groups:
             return None  # see gang_waits
         condition = replace(condition, message=reason or condition.message)
     # A thousand Pods of one template with the same scheduler message are examined once.
-    shape = [pod.spec.get(field) for field in _SHAPE]
-    key = repr([condition.message, *shape, pod_requests(pod.spec)])
+    key = condition.message + _shape(pod)
     if key not in facts.unschedulable:
         facts.unschedulable[key] = _unschedulable(facts, pod, condition)
     return replace(_with_autoscaler(facts, pod, facts.unschedulable[key]), since=condition.since)
+
+
+def _shape(pod: ReplicaPod) -> str:
+    """What decides where a Pod may go, as a key."""
+    return repr([*(pod.spec.get(field) for field in _SHAPE), pod_requests(pod.spec)])
 
 
 def _with_autoscaler(facts: Facts, pod: ReplicaPod, explanation: Explanation) -> Explanation:

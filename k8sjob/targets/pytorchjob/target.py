@@ -44,6 +44,7 @@ class PyTorchJobTarget(Target):
         init_image="alpine:3.10",
         image_flag="--pytorch-init-container-image",
         template_flag="--pytorch-init-container-template-file",
+        gang_flag="--gang-scheduler-name",
     )
     file = "pytorchjob.yaml"
     shapes = operator.JOB

@@ -1,9 +1,11 @@
 import re
+from dataclasses import replace
 
 import pytest
+from observed import RECORDED
 
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
-from k8sjob.checks.doctor.needs import named_objects, queue
+from k8sjob.checks.doctor.needs import gang, named_objects, queue
 from k8sjob.findings import Severity
 from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
@@ -296,13 +298,42 @@ def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
     assert "there is no claim data in team" in detail
 
 
-@pytest.mark.parametrize("group", ["scheduling.volcano.sh", "scheduling.x-k8s.io", "apps"])
-def test_a_gang_scheduler_that_is_not_there(cluster, make_job, group):
-    job = make_job()
-    job["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2}}
+OPERATOR_WITHOUT = {"spec": {"template": {"spec": {"containers": [{"args": ["--v=1"]}]}}}}
+VOLCANO_QUEUE = next(p for p in RECORDED["gang-queue"]["related"] if p["kind"] == "Queue")
+NOT_READ = ApiError("forbidden", code=403, reason="Forbidden")
+
+
+@pytest.mark.parametrize(
+    ("group", "scheduler", "gpus", "queue", "verdict", "words"),
+    [
+        ("apps", "volcano", 1, None, "error", "its gang scheduler is not installed"),
+        ("scheduling.x-k8s.io", "volcano", 1, None, "error", "its gang scheduler is not installed"),
+        ("scheduling.x-k8s.io", "other", 1, None, None, ""),
+        ("scheduling.volcano.sh", "volcano", 1, None, "error", "there is no queue 'research'"),
+        ("scheduling.volcano.sh", "volcano", 1, NOT_READ, "unknown", "you cannot read it"),
+        ("scheduling.volcano.sh", "volcano", 3, VOLCANO_QUEUE, "error", "6 nvidia.com/gpu needed"),
+        ("scheduling.volcano.sh", "volcano", 2, VOLCANO_QUEUE, "ok", "4 of 4 in use"),
+    ],
+)
+def test_a_gang_and_its_queue(cluster, make_job, *, group, scheduler, gpus, queue, verdict, words):
+    made = make_job(workers=3, requests={"nvidia.com/gpu": gpus}, schedulerName=scheduler)
+    made["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2, "queue": "research"}}
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": [{"name": group}]}
-    found = examine_needs(gather_needs(cluster, "team", job_of(job)))
-    assert [one.id for one in found] == (["gang"] if group == "apps" else [])
+    if queue is not None:
+        cluster.answers["/apis/scheduling.volcano.sh/v1beta1/queues/research"] = queue
+    findings = list(gang(gather_needs(cluster, "team", job_of(made))))
+    assert [one.severity for one in findings] == ([verdict] if verdict else [])
+    assert all(words in one.message for one in findings)
+
+
+def test_an_operator_that_ignores_gangs(facts, make_job):
+    made = make_job(schedulerName="other")
+    made["spec"]["runPolicy"] = {"schedulingPolicy": {"minAvailable": 2}}
+    answers = {"/apis": {"kind": "APIGroupList", "groups": [{"name": "scheduling.x-k8s.io"}]}}
+    seen = facts(answers, job=made)
+    seen = replace(seen, answers={**seen.answers, "operator": {"items": [OPERATOR_WITHOUT]}})
+    [finding] = gang(seen)
+    assert "the training operator runs without --gang-scheduler-name" in finding.message
 
 
 def test_what_may_not_be_read_is_no_warning(cluster, job, refused):

@@ -16,6 +16,7 @@ BIN, BED = "/run/bin", "/run/bed"
 CONF, PKI = f"{BED}/conf", f"{BED}/pki"
 CONTAINERD = "/run/containerd/containerd.sock"
 ETCD = "http://127.0.0.1:2379"
+RBAC = "rbac.authorization.k8s.io"
 SERVICES = "10.96.0.0/16"
 PAUSE = "localhost/pause:bed"
 # In the order in which they start.
@@ -73,6 +74,23 @@ REGISTRY = {
     "version": 0.1,
     "storage": {"filesystem": {"rootdirectory": "/var/lib/registry"}, "delete": {"enabled": True}},
 }
+COSCHEDULING = {
+    "apiVersion": "kubescheduler.config.k8s.io/v1",
+    "kind": "KubeSchedulerConfiguration",
+    "leaderElection": {"leaderElect": False},
+    "clientConnection": {"kubeconfig": f"{CONF}/scheduler.kubeconfig"},
+    "profiles": [
+        {
+            "schedulerName": "coscheduling",
+            "plugins": {
+                "multiPoint": {"enabled": [{"name": "Coscheduling"}]},
+                "queueSort": {"enabled": [{"name": "Coscheduling"}], "disabled": [{"name": "*"}]},
+            },
+            "pluginConfig": [{"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": 5}}],
+        }
+    ],
+}
+"""A second scheduler, which only tests of gangs need: see the fixture `coscheduling`."""
 KUBELET = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
@@ -112,6 +130,7 @@ def write_config(folder, access):
         "Corefile": COREFILE.format(dns=DNS, conf=CONF),
         "cni/10-bed.conflist": json.dumps(CNI),
         "registry.yaml": json.dumps({**REGISTRY, "http": {"addr": address}}),
+        "coscheduling.yaml": json.dumps(COSCHEDULING),
         "kubelet.yaml": json.dumps({**KUBELET, "cgroupRoot": f"/{folder.name}"}),
     }
     for name, text in texts.items():
@@ -183,6 +202,11 @@ def commands(apiserver, base_image):
             "--leader-elect=false",
         ],
         "scheduler": [f"{BIN}/kube-scheduler", user("scheduler"), "--leader-elect=false"],
+        "coscheduling": [
+            f"{BIN}/kube-scheduler",
+            f"--config={CONF}/coscheduling.yaml",
+            "--secure-port=0",
+        ],
         "kubelet": [
             f"{BIN}/kubelet",
             f"--config={CONF}/kubelet.yaml",
@@ -252,14 +276,33 @@ def webhook(manifests):
     return found
 
 
+def gang_rights():
+    """The coscheduling plugin reads PodGroups, as the scheduler's user."""
+    rule = {"apiGroups": ["scheduling.x-k8s.io"], "resources": ["*"], "verbs": ["*"]}
+    name = {"metadata": {"name": "coscheduling"}}
+    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "coscheduling"}
+    user = {"apiGroup": RBAC, "kind": "User", "name": "system:kube-scheduler"}
+    version = {"apiVersion": f"{RBAC}/v1"}
+    return [
+        {**version, "kind": "ClusterRole", **name, "rules": [rule]},
+        {
+            **version,
+            "kind": "ClusterRoleBinding",
+            **name,
+            "roleRef": reference,
+            "subjects": [user],
+        },
+    ]
+
+
 def coredns_rights():
     """CoreDNS reads who serves which name."""
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "coredns"}
+    role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "coredns"}
     subject = {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}
     core = {"apiGroups": [""], "resources": ["services", "pods", "namespaces", "endpoints"]}
     slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]}
     verbs = {"verbs": ["list", "watch", "get"]}
-    version = {"apiVersion": "rbac.authorization.k8s.io/v1"}
+    version = {"apiVersion": f"{RBAC}/v1"}
     return [
         {
             **version,

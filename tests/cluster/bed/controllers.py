@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 
 from . import pki
-from .components import BED, CONF, webhook_secret
+from .components import BED, CONF, RBAC, webhook_secret
 from .supervisor import CONTROLLERS as ADDRESSES
 
 MANAGED = {"k8sjob-tests/kueue": "managed"}
@@ -19,7 +19,6 @@ FRAMEWORKS = (
     "jobset.x-k8s.io/jobset",
     "trainer.kubeflow.org/trainjob",
 )
-RBAC = "rbac.authorization.k8s.io"
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,22 @@ import (
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
+	_ "sigs.k8s.io/scheduler-plugins/apis/config/scheme" // the plugin's arguments
+	"sigs.k8s.io/scheduler-plugins/pkg/coscheduling"
 )
 
 // A new command for each name. A kubelet's context is plain: its command sets up the signals itself.
 var commands = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllers.NewControllerManagerCommand,
-	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+	"kube-scheduler":          newScheduler,
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 	"kubectl":                 cmd.NewDefaultKubectlCommand,
+}
+
+// The plugin does nothing unless a configuration names it: see COSCHEDULING in bed/components.py.
+func newScheduler() *cobra.Command {
+	return scheduler.NewSchedulerCommand(scheduler.WithPlugin(coscheduling.Name, coscheduling.New))
 }
 
 func main() {
