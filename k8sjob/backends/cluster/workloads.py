@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import Snapshot
+from k8sjob.backends.cluster.informer import with_groups
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.discovery import BUILT_IN, POD, Discovery, Resource
@@ -272,7 +273,8 @@ class Workloads:
         uids &= refused.keys()
         own += (e for e in events if Object(e).part("involvedObject").get("uid") in uids)
         whole = replace(workload, below=tuple(below))
-        return Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
+        shown = Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
+        return with_groups(self._transport, whole.namespace, [shown])[0]
 
     # --- small things -----------------------------------------------------------------------------
 
