@@ -7,6 +7,7 @@ written once for all back ends.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
@@ -52,7 +53,8 @@ class JobRef:
         return cls(job.argument, job.namespace, job.uid, job.raw.get("kind") or "")
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        """As a shell takes it: a selector may have spaces."""
+        return shlex.quote(f"{self.namespace}/{self.name}")
 
 
 @dataclass(frozen=True, slots=True)

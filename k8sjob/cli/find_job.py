@@ -19,7 +19,7 @@ from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
 from k8sjob.cli.output import print_status, warn
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
-from k8sjob.kube.client.discovery import is_built_in
+from k8sjob.kube.client.discovery import is_built_in, is_selector
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ _Seen = TypeVar("_Seen")
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
-_KIND_NAME: Final = re.compile(
-    rf"(?:(?P<namespace>{_NAMESPACE.pattern})/)?(?P<word>[A-Za-z][-.\w]*)/(?P<name>[^/]+)"
-)
+_IN: Final = rf"(?:(?P<namespace>{_NAMESPACE.pattern})/)?"
+_KIND_NAME: Final = re.compile(rf"{_IN}(?P<word>[A-Za-z][-.\w]*)/(?P<name>[^/]+)")
+_LABELS: Final = re.compile(rf"{_IN}(?P<word>pods)/(?P<name>.*[=!,( ].*)")
+"""The keys of labels may have a prefix, which ends with a slash."""
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine."""
 _TOLERATED_SECONDS: Final = 5.0
@@ -169,6 +170,26 @@ def _place(ctx: click.Context) -> Place:
     return Place(**{k: v for k, v in ctx.params.items() if k in names and v is not None})
 
 
+def job_or_labels(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument NAME, or -l SELECTOR in its place, of a command that only reads.
+
+    The command gets both as one `job`.
+    """
+
+    @functools.wraps(command)
+    def of_one(job: str | None, labels: str, **arguments: Any) -> Any:
+        if bool(job) == bool(labels):
+            raise click.UsageError("give NAME, or the labels of pods with -l SELECTOR")
+        # A key alone is the selector of the Pods that have it, and would be taken for a name.
+        selector = labels if is_selector(labels) else f"{labels},{labels}"
+        return command(job=job or f"pods/{selector}", **arguments)
+
+    text = "All pods with these labels: app=web, 'stage in (dev, test)', !draft."
+    labels = click.option("-l", "--selector", "labels", metavar="SELECTOR", default="", help=text)
+    decorated: Callable[..., Any] = labels(of_one)
+    return job_argument(required=False)(decorated)
+
+
 def job_argument(
     name: str = "job", *, many: bool = False, required: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -204,21 +225,30 @@ def find(
         return record, record.find("")
     try:
         backend, ref = _find(job, place)
-    except BackendError:
+    except BackendError as error:
         namespace, _, name = job.rpartition("/")
         namespace = namespace or place.namespace or ""
         if not recorded or namespace == LOCAL or place.is_local:
             raise
         if (newest := _find_record(name, namespace)) is None:
+            if any_kind and isinstance(error, JobNotFound) and not _is_object(job):
+                raise _with_owners(error, name, place.connect(namespace)) from error
             raise
         return newest
     if "/" in ref.name and not any_kind:
-        kubectl = f"kubectl -n {ref.namespace} has what changes {ref.name}"
         raise K8sJobError(
-            f"{ref} is no job of k8sjob's kinds: `why`, `status`, `logs`, `watch`, `report` and"
-            f" `usage` read it, this command does not take it; {kubectl}"
+            f"{ref} is no job of a kind that k8sjob makes, so this command does not take it: use"
+            " kubectl; `why`, `status`, `logs`, `watch`, `report` and `usage` read it"
         )
     return backend, ref
+
+
+def _with_owners(error: JobNotFound, name: str, cluster: ClusterBackend) -> JobNotFound:
+    """The error, with what else has the name and runs Pods."""
+    namespace, others = cluster.namespace, cluster.owners_named(name)
+    commands = [f"`k8sjob why {namespace}/{other}`" for other in others if other not in str(error)]
+    says = f"; {' or '.join(commands)} explains what has this name there" if commands else ""
+    return JobNotFound(f"{error}{says}")
 
 
 def is_record(job: str) -> bool:
@@ -254,29 +284,45 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
 
 
 def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
-    if (of_kind := _KIND_NAME.fullmatch(job)) and of_kind["word"] != LOCAL:
+    of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
+    if of_kind and of_kind["word"] != LOCAL:
         namespace, word, name = of_kind.group("namespace", "word", "name")
-        # A namespace has no dot in its name, and none need be called as a kind that all clusters
-        # have.
-        if namespace or "." in word or is_built_in(word):
-            return _find_object(namespace, f"{word}/{name}", place)
-        try:
-            return _find_job(job, place)
-        except (BackendError, click.UsageError) as error:
-            with suppress(BackendError):
-                return _find_object(None, job, place)
-            raise error from None
+        if not _is_object(job):
+            try:
+                return _find_job(job, place)
+            except (BackendError, click.UsageError):
+                if place.is_local or not _is_served(cluster := place.connect(), word):
+                    raise
+            return _find_object(cluster, job)
+        elsewhere = namespace and place.namespace not in {None, namespace}
+        if place.is_local or namespace == LOCAL or elsewhere:
+            message = f"{job!r} conflicts with the options for the place; give only one"
+            raise click.UsageError(message)
+        return _find_object(place.connect(namespace), f"{word}/{name}")
     return _find_job(job, place)
 
 
-def _find_object(namespace: str | None, name: str, place: Place) -> tuple[Backend, JobRef]:
+def _is_object(job: str) -> bool:
+    """Whether it is KIND/NAME, and not NAMESPACE/NAME, whatever the cluster has."""
+    of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
+    # No namespace has a dot in its name, and none need be called like a kind of every cluster.
+    return bool(
+        of_kind and (of_kind["namespace"] or "." in of_kind["word"] or is_built_in(of_kind["word"]))
+    )
+
+
+def _is_served(cluster: ClusterBackend, word: str) -> bool:
+    """Whether the cluster has a kind of object that is called so; False where it cannot tell."""
+    with suppress(BackendError):
+        return cluster.serves(word)
+    return False
+
+
+def _find_object(cluster: ClusterBackend, name: str) -> tuple[Backend, JobRef]:
     """Any object of the cluster that runs Pods, or the job that it is part of."""
-    if place.is_local or (namespace and place.namespace not in {None, namespace}):
-        raise click.UsageError(f"{name!r} conflicts with the options for the place; give only one")
-    cluster = place.connect(namespace)
     ref = cluster.find(name)
     if "/" not in ref.name and ref.name != name.partition("/")[2]:
-        print_status(f"{name} is part of {ref}")
+        print_status(f"{name}: its {ref.kind} is {ref}, which is shown")
     return cluster, ref
 
 

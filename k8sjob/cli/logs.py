@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from rich.text import Text
 
-from k8sjob.cli.find_job import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_or_labels, place_options
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import first_names, line, print_status
 from k8sjob.contract import Event, EventKind
@@ -40,7 +40,7 @@ _CHUNK: Final = 1 << 20
 
 
 @click.command("logs")
-@job_argument()
+@job_or_labels
 @click.option(
     "-r",
     "--replica",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.archive import complete_file, file_options
-from k8sjob.cli.find_job import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_or_labels, place_options
 from k8sjob.contract import Event
 from k8sjob.html_card import Html, card, curve, finding_parts, folded, moments, table
 from k8sjob.jobs.result import Reached, read_reached
@@ -44,7 +44,7 @@ figure{display:inline-block;margin:0 2em 1em 0;max-width:100%}svg{max-width:100%
 
 
 @click.command("report")
-@job_argument()
+@job_or_labels
 @file_options("NAME.html")
 @place_options()
 def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
@@ -56,7 +56,7 @@ def report_command(job: str, path: Path | None, force: bool, place: Place) -> No
     """
     backend, ref = find(job, place, any_kind=True)
     text = page(backend, backend.snapshot(ref))
-    with complete_file(path or Path(f"{ref.name}.html"), force=force) as out:
+    with complete_file(path or Path(f"{ref.name.replace('/', '-')}.html"), force=force) as out:
         out.write(text.encode(errors="replace"))
 
 

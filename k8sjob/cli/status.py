@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_of_clock
+from k8sjob.cli.find_job import Place, find, job_or_labels, place_options, warn_of_clock
 from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
@@ -38,7 +38,7 @@ _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, Jo
 
 
 @click.command("status")
-@job_argument()
+@job_or_labels
 @format_option("table", "json", "yaml", "name")
 @click.option("--exit-code", is_flag=True, help="Exit with the job's outcome: 0, 100, 101 or 103.")
 @place_options()

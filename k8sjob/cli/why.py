@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_of_clock
+from k8sjob.cli.find_job import Place, find, job_or_labels, place_options, warn_of_clock
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
@@ -38,7 +38,7 @@ _NOTABLE_SECONDS: Final = 3600.0
 
 
 @click.command("why")
-@job_argument()
+@job_or_labels
 @click.option("--timing", "timed", is_flag=True, help="Show where the time to the first step went.")
 @format_option("table", "json", "yaml")
 @place_options()

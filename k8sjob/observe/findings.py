@@ -70,7 +70,8 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
     Returns:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
     """
-    if backend.recorded or isinstance(backend, LocalBackend):
+    # Of what is no job there is none: nothing could start it again.
+    if backend.recorded or isinstance(backend, LocalBackend) or "/" in ref.name:
         return ""
     try:
         with suppress(JobNotFound):  # deleted by somebody, or after its ttl

@@ -85,6 +85,14 @@ class ClusterBackend(Creation):
             return JobRef.of(self._workloads.find(name, namespace))
         return JobRef.of(self._get(JobRef(name, namespace)))
 
+    def serves(self, word: str) -> bool:
+        """Whether a word names a kind of object in namespaces: "rayjobs", "sts"."""
+        return self._workloads.serves(word)
+
+    def owners_named(self, name: str) -> list[str]:
+        """The KIND/NAME of all that has this name in the namespace and runs Pods now."""
+        return self._workloads.owners_named(name, self.namespace)
+
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
         ref = self.ref_of(job)
@@ -453,9 +461,9 @@ class ClusterBackend(Creation):
             return by_others
         if ignored:
             raise JobNotFound(
-                f"{ref} is a {ignored}, but no training job that k8sjob follows: its pods have no"
-                " indexes (completionMode: Indexed) and so no ranks, or another object has made it;"
-                f" see it with kubectl describe {ignored.lower()} {ref.name} -n {ref.namespace}"
+                f"{ref} is a {ignored}, but no training job: its pods have no indexes"
+                " (completionMode: Indexed) and so no ranks, or another object has made it;"
+                f" `k8sjob why {ref.namespace}/{ignored.lower()}/{ref.name}` explains it"
             )
         raise unserved or self._not_found(ref)
 

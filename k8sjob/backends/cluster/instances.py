@@ -140,7 +140,8 @@ class JobPods:
             now = time.monotonic()
             # The lock is held during the request: of 32 readers that come at once the first lists,
             # and the others find its answer.
-            if replica not in self._asked or now > self._good_until or after > self._at:
+            unknown = replica not in self._asked and self._newest is None
+            if unknown or now > self._good_until or after > self._at:
                 self._asked.add(replica)
                 self._list(now)
             return self._instances.get(replica)

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.informer import with_groups
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
-from k8sjob.kube.client.discovery import BUILT_IN, POD, Discovery, Resource
+from k8sjob.kube.client.discovery import BUILT_IN, POD, Discovery, Resource, is_selector
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all
 from k8sjob.kube.client.transport import ApiError
@@ -42,7 +42,9 @@ _LOGGER: Final = logging.getLogger("k8sjob")  # its warnings are lines on stderr
 _DEPTH: Final = 6
 """The most objects between a Pod and what it belongs to: a RayJob has two, an AppWrapper more."""
 _MOST_OWNERS: Final = 64
-"""How many owners of Pods are read for one object: those that may be its own come first."""
+"""How many owners of Pods are read one by one: those that may be the object's own come first."""
+_FEW_OWNERS: Final = 6
+"""More than these of one kind are listed at once."""
 _MOST_REFUSED: Final = 8
 """How many objects are, of those whose Events say that their Pods are refused."""
 _READERS: Final = 8
@@ -61,6 +63,10 @@ class Workloads:
         """By uid; None: gone, or it may not be read."""
         self._warned: set[str] = set()
 
+    def serves(self, word: str) -> bool:
+        """Whether a word names a kind of object in namespaces."""
+        return self._discovery.named(word) is not None
+
     def find(self, argument: str, namespace: str) -> Job:
         """What KIND/NAME is: a job of one of k8sjob's kinds where it is part of one or has one.
 
@@ -71,10 +77,14 @@ class Workloads:
             BackendError: there is no such kind, or the cluster cannot be asked.
         """
         resource, raw = self._read(argument, namespace)
+        self._read_owners([raw], namespace, "")
         for item in (raw, *self._chain(raw)):
             if is_job(item) and (job := job_of(item)).is_training:
                 return job
         workload = self._workload(resource, raw, namespace)
+        if raw["kind"] == "PodList" and not workload.pods:
+            message = f"no pods with the labels {workload.name} in namespace {namespace}"
+            raise JobNotFound(f"{message} (context {self._transport.context})")
         return self._wrapped(resource, workload) or workload
 
     def workload(self, ref: JobRef) -> Workload:
@@ -107,7 +117,8 @@ class Workloads:
         named: dict[str, None] = {}
         pods = self._listed("pods", path("pods", namespace), {})
         near = [pod for pod in pods if Object(pod).name.startswith(name)]
-        for item in near[:_MOST_OWNERS]:
+        self._read_owners(near, namespace, name)
+        for item in near:
             for owner in (item, *self._chain(item)):
                 resource = self._resource(owner)
                 if resource and Object(owner).name == name:
@@ -136,7 +147,9 @@ class Workloads:
         if uid and Object(raw).uid != uid:
             raise absent
         about = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return resource, without_managed_fields({**about, **raw})
+        raw = without_managed_fields({**about, **raw})
+        self._owners[Object(raw).uid] = raw
+        return resource, raw
 
     def _workload(self, resource: Resource, raw: Json, namespace: str) -> Workload:
         selector = _selector(raw)
@@ -147,7 +160,7 @@ class Workloads:
         pods = self._listed("pods", path("pods", namespace), query)
         if resource is POD:
             return Workload.read(target, raw, "pods", pods)
-        own, below = self._own(raw, pods)
+        own, below = self._own(raw, pods, selected=bool(selector))
         return Workload.read(target, raw, resource.word, own, below)
 
     def _wrapped(self, resource: Resource, workload: Workload) -> Job | None:
@@ -164,7 +177,9 @@ class Workloads:
 
     # --- its Pods ---------------------------------------------------------------------------------
 
-    def _own(self, raw: Json, pods: Iterable[Json]) -> tuple[list[Json], list[Json]]:
+    def _own(
+        self, raw: Json, pods: Iterable[Json], *, selected: bool
+    ) -> tuple[list[Json], list[Json]]:
         """Those of the Pods that belong to an object, and the objects between."""
         root = Object(raw)
         by_owner: defaultdict[str, list[Json]] = defaultdict(list)
@@ -173,51 +188,65 @@ class Workloads:
         by_owner.pop("", None)
         own = by_owner.pop(root.uid, [])
 
-        def order(pod: Json) -> tuple[bool, str]:
-            owner = str(controller_of(pod).get("name", ""))
-            return owner.startswith(root.name), Object(pod).created
-
-        newest = [max(of_owner, key=order) for of_owner in by_owner.values()]
-        newest.sort(key=order, reverse=True)
-        if len(newest) > _MOST_OWNERS:
-            self._warn("owners", f"of {len(newest)} owners of pods {_MOST_OWNERS} are looked up")
-        chosen = newest[:_MOST_OWNERS]
-        with ThreadPoolExecutor(_READERS) as pool:
-            chains = list(pool.map(self._chain, chosen))
+        first = [pods[0] for pods in by_owner.values()]
+        self._read_owners(first, root.namespace, root.name)
         below: dict[str, Json] = {}
         branches: list[tuple[Object, list[Json]]] = []
-        for pod, chain in zip(chosen, chains, strict=True):
+        for pod in first:
+            chain = self._chain(pod)
             uids = [Object(owner).uid for owner in chain]
+            of_owner = by_owner[str(controller_of(pod).get("uid"))]
             if root.uid in uids:
                 between = chain[: uids.index(root.uid)]
                 below |= {Object(owner).uid: owner for owner in between}
-                of_owner = by_owner[str(controller_of(pod).get("uid"))]
                 branches.append((Object(between[-1]), of_owner))
+            elif selected and controller_of((chain or [pod])[-1]):
+                own += of_owner  # an owner may not be read: the labels alone tell
         return [*own, *_current(branches)], list(below.values())
 
     def _chain(self, item: Json) -> list[Json]:
-        """The objects that control an object, the nearest first."""
+        """The objects that control an object, the nearest first, as far as they were read."""
         chain: list[Json] = []
-        namespace = Object(item).namespace
         while len(chain) < _DEPTH and (reference := controller_of(item)):
-            owner = self._owner(reference, namespace)
+            owner = self._owners.get(str(reference.get("uid")))
             if owner is None:
                 break
             chain.append(owner)
             item = owner
         return chain
 
-    def _owner(self, reference: Mapping[str, str], namespace: str) -> Json | None:
-        uid = str(reference.get("uid", ""))
-        if uid not in self._owners:
-            owner = self._looked_up(reference, namespace)
-            # One of the same name that was made later is another.
-            self._owners[uid] = owner if owner and Object(owner).uid == uid else None
-        return self._owners[uid]
+    def _read_owners(self, items: Iterable[Json], namespace: str, near: str) -> None:
+        """Read all that control these objects, level by level; first what is called like `near`."""
+        for _ in range(_DEPTH):
+            references = {str(r.get("uid")): r for item in items if (r := controller_of(item))}
+            unread = [r for uid, r in references.items() if uid not in self._owners]
+            self._list_owners(unread, namespace)
+            unread = [r for r in unread if r["uid"] not in self._owners]
+            unread.sort(key=lambda r: not str(r.get("name")).startswith(near))
+            if len(unread) > _MOST_OWNERS:
+                self._warn("", f"of {len(unread)} owners of pods {_MOST_OWNERS} are looked up")
+            with ThreadPoolExecutor(_READERS) as pool:
+                chosen = unread[:_MOST_OWNERS]
+                owners = list(pool.map(lambda r: self._looked_up(r, namespace), chosen))
+            for reference, owner in zip(chosen, owners, strict=True):
+                # One of the same name that was made later is another.
+                same = owner and Object(owner).uid == reference["uid"]
+                self._owners[reference["uid"]] = owner if same else None
+            items = [owner for uid in references if (owner := self._owners.get(uid))]
+
+    def _list_owners(self, references: Iterable[Mapping[str, str]], namespace: str) -> None:
+        """Read those at once of which there are many of a kind, where they may be listed."""
+        by_kind: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for reference in references:
+            by_kind[_kind_of(reference)].append(reference["uid"])
+        for (version, kind), uids in by_kind.items():
+            resource = self._discovery.of(version, kind) if len(uids) > _FEW_OWNERS else None
+            if resource and (listed := self._listed("", resource.path(namespace), {})):
+                by_uid = {Object(raw).uid: raw for raw in listed}
+                self._owners |= {uid: by_uid.get(uid) for uid in uids}
 
     def _looked_up(self, reference: Mapping[str, str], namespace: str) -> Json | None:
-        version, kind = str(reference.get("apiVersion", "")), str(reference.get("kind", ""))
-        resource = self._discovery.of(version, kind)
+        resource = self._discovery.of(*_kind_of(reference))
         if resource is None:
             return None
         try:
@@ -227,12 +256,13 @@ class Workloads:
             if error.code not in {403, 404}:
                 raise
             if error.code == 403:
-                self._warn(kind, f"owners of pods cannot be read: {error}")
+                self._warn(resource.kind, f"owners of pods cannot be read: {error}")
             return None
-        return without_managed_fields({"apiVersion": version, "kind": kind, **raw})
+        about = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return without_managed_fields({**about, **raw})
 
     def _resource(self, item: Json) -> Resource | None:
-        return self._discovery.of(str(item.get("apiVersion")), str(item.get("kind")))
+        return self._discovery.of(*_kind_of(item))
 
     # --- Events -----------------------------------------------------------------------------------
 
@@ -266,7 +296,8 @@ class Workloads:
         below = list(workload.below)
         # Where all Pods are refused, none leads to the object between.
         for uid, about in list(refused.items())[-_MOST_REFUSED:]:
-            owner = self._owner(about, workload.namespace)
+            owner = self._owners.get(uid) or self._looked_up(about, workload.namespace)
+            self._read_owners([owner] if owner else [], workload.namespace, workload.name)
             if owner and workload.uid in {Object(o).uid for o in self._chain(owner)}:
                 below.append(owner)
                 uids.add(uid)
@@ -295,9 +326,9 @@ class Workloads:
             _LOGGER.warning("warning: %s", safe_line(text))
 
 
-def is_selector(name: str) -> bool:
-    """Whether it is a label selector and not a name."""
-    return any(character in name for character in "=!,( ")
+def _kind_of(item: Mapping[str, Any]) -> tuple[str, str]:
+    """The apiVersion and kind of an object, or of a reference to one."""
+    return str(item.get("apiVersion")), str(item.get("kind"))
 
 
 def _selector(raw: Json) -> str:

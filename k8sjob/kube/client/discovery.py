@@ -51,8 +51,8 @@ class Resource:
         """What a command line calls it: "deployment", "rayjobs.ray.io"."""
         return self.kind.lower() if self in BUILT_IN else f"{self.plural}.{self.group}"
 
-    def path(self, namespace: str, name: str) -> str:
-        """The path of one of its objects."""
+    def path(self, namespace: str, name: str = "") -> str:
+        """The path of one of its objects, or of all in a namespace."""
         version = self.api_version if self.group else ""
         return path(self.plural, namespace, name, api_version=version)
 
@@ -81,12 +81,18 @@ def is_built_in(word: str) -> bool:
     return any(resource.is_called(word.lower()) for resource in BUILT_IN)
 
 
+def is_selector(name: str) -> bool:
+    """Whether it is a label selector and not a name."""
+    return any(character in name for character in "=!,( ")
+
+
 class Discovery:
     """The kinds that a cluster serves; each answer is kept."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._by_version: dict[str, list[Resource]] = {}
+        self._by_word: dict[str, Resource | None] = {}
 
     def named(self, word: str) -> Resource | None:
         """The kind that a word names: "deploy", "rayjobs.ray.io"; None if none does.
@@ -96,6 +102,11 @@ class Discovery:
             ApiError: the apiserver does not tell its kinds.
         """
         word = word.lower()
+        if word not in self._by_word:
+            self._by_word[word] = self._looked_up(word)
+        return self._by_word[word]
+
+    def _looked_up(self, word: str) -> Resource | None:
         head, _, group = word.partition(".")
         versions: Iterable[str] = ()
         if not is_built_in(word):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 from collections import defaultdict
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _SECOND: Final = 1.0
 """The kubelet rounds the time of an end down to a second."""
 _STOPPED_SECONDS: Final = 900.0
 """A job that is stopped so soon after a restart in place may have been stopped because of it."""
+_MOST_NAMED: Final = 8
+"""How many Pods a command names that no label selects."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
 _CUT_REASON: Final = re.compile(
@@ -211,12 +214,15 @@ class Facts:
     @property
     def kubectl_name(self) -> str:
         """The job as kubectl takes it."""
-        return f"{self.target.kind.lower()} {self.name} -n {self.namespace}"
+        kind, argument = self.target.kind.lower(), self.job.argument
+        return f"{argument if '/' in argument else f'{kind} {argument}'} -n {self.namespace}"
 
     @property
     def pods_argument(self) -> str:
         """The job's Pods as kubectl takes them."""
-        return f"pods -n {self.namespace} -l {self.target.pods.selector(self.name)}"
+        selector = self.target.pods.selector(self.name)
+        names = " ".join(pod.name for pod in self.pods[:_MOST_NAMED])
+        return f"pods -n {self.namespace} {f'-l {shlex.quote(selector)}' if selector else names}"
 
     @property
     def name(self) -> str:

@@ -188,12 +188,14 @@ def companion_gone(facts: Facts) -> Iterator[Finding]:
 def no_pods_yet(facts: Facts) -> Iterator[Finding]:
     """A job that is so new that it has no Pods."""
     created, state = facts.status.created, facts.status.state
-    if not facts.pods and state is JobState.CREATED and not facts.local and created:
-        yield Finding(
-            Cause.WAITING,
-            f"the job has no pods yet, {age(created, facts.now)} after it was created",
-            "wait a few seconds and check again",
-        )
+    if facts.pods or state is not JobState.CREATED or facts.local or not created:
+        return
+    problem = f"the job has no pods yet, {age(created, facts.now)} after it was created"
+    step = "wait a few seconds and check again"
+    if not facts.ranks:  # a CronJob between its times, a Deployment that is scaled to 0
+        problem = f"{facts.job.argument} has no pods, and its fields ask for none now"
+        step = f"kubectl describe {facts.kubectl_name} shows what it waits for"
+    yield Finding(Cause.WAITING, problem, step)
 
 
 def operator_silent(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind
 from k8sjob.findings import field_path
-from k8sjob.kube.objects import training
 from k8sjob.observe.diagnose.finding import load_data
 from k8sjob.targets.jobs import pod_specs
 
@@ -45,7 +44,8 @@ def in_manifest(facts: Facts, finding: Finding) -> Finding:
     of_replica = (role for name in finding.replicas for role in roles if name in role)
     role = next(of_replica, roles[0] if roles else None)
     every = (role.pod.get("containers") if role else None) or ()
-    index = next((n for n, container in enumerate(every) if container is training(every)), "")
+    main = role.main if role else None
+    index = next((n for n, container in enumerate(every) if container is main), "")
     step = step.replace("{container}", f"{{pod}}containers[{index}].")
     # What is no job of our kinds has its policy beside its Pod template.
     beside = (role.path[:-1] if role else ()) or ("spec",)

@@ -134,7 +134,7 @@ class Workload(Job):
         ]
         # Which of them are missing only an index tells.
         missing = self._asked - sum(Pod(pod).phase != "Failed" for pod in self.pods)
-        if missing > 0:
+        if missing > 0 and not self.state()[0].finished:
             present = set(map(rank_of, self.pods))
             every_rank = range(self._asked) if self.ranked else ()
             absent = [f"{self.name}-{rank}" for rank in every_rank if rank not in present]

@@ -857,7 +857,7 @@ def test_an_object_that_is_no_training_job_is_named(backend, script, owners):
     meta = {"name": "plain", "namespace": "team", "uid": "p", "ownerReferences": owners}
     spec = {"completionMode": "Indexed"} if owners else {}
     script.on("GET", f"{BATCH}/plain", {"metadata": meta, "spec": spec, "status": {}})
-    with pytest.raises(JobNotFound, match=r"team/plain is a Job, but no training job .* indexes"):
+    with pytest.raises(JobNotFound, match=r"team/plain is a Job, but no training job: .* indexes"):
         backend.find("plain")
     with pytest.raises(JobNotFound, match="no job 'other' in namespace team"):
         backend.find("other")
