@@ -542,6 +542,18 @@ def test_what_the_kubelet_ends_by_itself_was_not_deleted(reason, message, step, 
     assert "kubelet" not in why("Running", pods=[pod], events=events, replicas=WORKER)[-1].message
 
 
+def test_the_kubelet_writes_no_more_events_of_a_pod_that_it_ends_again_and_again():
+    events = [
+        gone("worker-0", "Unhealthy", "Liveness probe failed", "01:00"),
+        gone("worker-0", "Killing", "failed liveness probe, will be restarted", "01:00"),
+    ]
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}, "last": ended(137)}
+    pod = make_pod("worker-0", meta={"uid": "old worker-0"}, restarts=13, **waits)
+    assert "SIGKILL" in only("Running", pods=[pod], events=events, replicas=WORKER).message
+    events[0]["count"] = 7
+    assert "probe" in only("Running", pods=[pod], events=events, replicas=WORKER).message
+
+
 def test_a_probe_that_failed_is_not_always_why_a_pod_ended():
     probe = gone("worker-0", "Unhealthy", "Startup probe failed: exit 1", "02:00")
     options = {"events": [probe, KILLING, KILLED], "replicas": WORKER}

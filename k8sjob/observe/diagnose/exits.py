@@ -48,6 +48,8 @@ _FIELD: Final = re.compile(
 """How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
 _CLOCK_TOLERANCE: Final = 1.0
 """Seconds by which the kubelet's clock, which rounds, and a container's own may differ."""
+_OFTEN: Final = 3
+"""How many times an Event was written about what recurs."""
 _NO_GPU: Final = re.compile(
     r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so\.1"
 )
@@ -328,11 +330,15 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         return None
     # The status of a container says "Error" and 137 or 143 only; the reason is in an Event, which
     # the kubelet repeats and which then has the time of the last probe.
-    for event in facts.kubelet_kills.values():
+    present = facts.pod(end.replica)
+    for uid, event in facts.kubelet_kills.items():
         pod = Object(event).part("involvedObject").get("name", "")
         first_seen = moment(event.get("firstTimestamp")) or event_time(event)
         began = first_seen.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
+        # After 25 Events about a Pod the kubelet writes one in five minutes, and fewer ends than
+        # there are (client-go's EventCorrelator): what has ended it again and again does so still.
+        lasted |= event.get("count", 1) >= _OFTEN and present is not None and present.uid == uid
         if began and lasted and facts.job.replica_named(pod) == end.replica:
             problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
             return _finding(end, Cause.KILLED, problem, _STEPS["kubelet"][event["reason"]])
