@@ -304,6 +304,8 @@ class Workloads:
         uids &= refused.keys()
         own += (e for e in events if Object(e).part("involvedObject").get("uid") in uids)
         whole = replace(workload, below=tuple(below))
+        for item in below:  # its status changes, so the next snapshot reads it again
+            self._owners.pop(Object(item).uid, None)
         shown = Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
         return with_groups(self._transport, whole.namespace, [shown])[0]
 

@@ -153,6 +153,8 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
     state, (_, noticed) = facts.status.state, facts.job.times()
     if noticed or state.finished or state in _HELD or seconds is None or started is None:
         return
+    if not facts.job.is_training:  # what its controller does is not known
+        return
     end = started + timedelta(seconds=seconds)
     if facts.now > end + _ANSWER:
         yield Finding(

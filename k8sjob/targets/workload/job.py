@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _CONDITIONS: Final = {
     "Failed": JobState.FAILED,
+    "FailureTarget": JobState.FAILED,  # a Job's, whose Pods are still ending
     "Complete": JobState.SUCCEEDED,
     "Succeeded": JobState.SUCCEEDED,
     "Suspended": JobState.SUSPENDED,
