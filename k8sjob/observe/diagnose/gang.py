@@ -84,7 +84,7 @@ def _without_group(facts: Facts, name: str, created: datetime) -> Iterator[Findi
             step = "have Volcano installed, or submit the job without gang"
             yield Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
     elif never := hindrance(name, _queue(facts, name), {}):
-        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", _another_queue(name))
+        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", _another_queue(facts, name))
 
 
 def _queue(facts: Facts, name: str) -> Json | None:
@@ -94,9 +94,14 @@ def _queue(facts: Facts, name: str) -> Json | None:
     return next((queue for queue in facts.of_kind("Queue") if Object(queue).name == name), None)
 
 
-def _another_queue(name: str) -> str:
+def _another_queue(facts: Facts, name: str) -> str:
     look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
-    return f"change gang.queue in the job; {look}"
+    field = "the annotation scheduling.volcano.sh/queue-name"
+    if facts.target.controller.gang_flag:
+        field = "gang.queue in the job"
+    elif "queue" in facts.job.spec:  # of Volcano's own Job
+        field = "spec.queue"
+    return f"change {field}; {look}"
 
 
 def _explained(facts: Facts, group: Object) -> Finding:
@@ -106,7 +111,7 @@ def _explained(facts: Facts, group: Object) -> Finding:
     if not needs:
         for pod in facts.pods:
             add(needs, pod_requests(pod.spec))
-    since, step = moment(group.created), _another_queue(name)
+    since, step = moment(group.created), _another_queue(facts, name)
     if name and (never := hindrance(name, queue, needs)):
         return Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", step)
     total: Amounts = {}
