@@ -64,7 +64,7 @@ def is_queued(group: Json) -> bool:
     return bool(queue_of(group)) and Object(group).status.get("phase") in {None, "", "Pending"}
 
 
-def hindrance(name: str, queue: Json | None, needs: Amounts) -> str:
+def obstacle(name: str, queue: Json | None, needs: Amounts) -> str:
     """Why a Queue never admits a gang with these requests; empty as far as is known.
 
     `queue` is the Queue of this name; empty if there is none, None if it is not known.

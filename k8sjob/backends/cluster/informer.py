@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -79,34 +80,36 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
     children = [child for answer in object_answers for child in answer.result()]
     own_events = in_time([*about.result(), *below])
     pods = own_pods(job, listing.result().items, children)
-    seen_at = Snapshot(with_child(job, children), pods, own_events, skew=transport.skew)
-    return with_groups(transport, namespace, [seen_at])[0]
+    current = Snapshot(with_child(job, children), pods, own_events, skew=transport.skew)
+    return with_groups(transport, namespace, [current])[0]
 
 
 def with_groups(
     transport: Transport, namespace: str, snapshots: Iterable[Snapshot]
 ) -> list[Snapshot]:
     """Jobs of a namespace, or of all, with the PodGroups of those that a gang may hold up."""
-    pairs = [(snapshot, _awaits_nodes(snapshot)) for snapshot in snapshots]
-    groups: list[Json] = []
-    for version in (VOLCANO, COSCHEDULING) if any(waits for _, waits in pairs) else ():
-        with suppress(ApiError):  # most clusters have no gang scheduler
-            where = path("podgroups", namespace, api_version=version)
-            about = {"apiVersion": version, "kind": POD_GROUP}
-            groups += [{**raw, **about} for raw in list_all(transport, where).items]
+
+    @cache
+    def groups() -> list[Json]:
+        groups: list[Json] = []
+        for version in (VOLCANO, COSCHEDULING):
+            with suppress(ApiError):  # most clusters have no gang scheduler
+                listed = list_all(transport, path("podgroups", namespace, api_version=version))
+                about = {"apiVersion": version, "kind": POD_GROUP}
+                groups += [{**raw, **about} for raw in listed.items]
+        return groups
+
     return [
-        replace(snapshot, groups=groups_of(snapshot.job, snapshot.pods, groups))
-        if waits
+        replace(snapshot, groups=groups_of(snapshot.job, snapshot.pods, groups()))
+        if _awaits_nodes(snapshot)
         else snapshot
-        for snapshot, waits in pairs
+        for snapshot in snapshots
     ]
 
 
 def _awaits_nodes(snapshot: Snapshot) -> bool:
     """Whether a job may wait for a gang scheduler: its Pods name a PodGroup, or there are none."""
-    if snapshot.job.state()[0] is not JobState.CREATED or any(
-        Pod(pod).node for pod in snapshot.pods
-    ):
+    if snapshot.job.state()[0] is not JobState.CREATED or any(Pod(p).node for p in snapshot.pods):
         return False
     return not snapshot.pods or bool(group_names(snapshot.pods))
 
@@ -235,8 +238,8 @@ class _Informer:
         events = (*in_time([*by_source["the job's events"], *below]), *notices)
         children = [child for name in self._children for child in by_source[name]]
         pods = own_pods(job, by_source["pods"], children)
-        seen_at = Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
-        return with_groups(self._transport, job.namespace, [seen_at])[0]
+        current = Snapshot(with_child(job, children), pods, events, skew=self._transport.skew)
+        return with_groups(self._transport, job.namespace, [current])[0]
 
     def _ready(self) -> bool:
         # A first snapshot without Pods would show a running job as one that has none. Events and

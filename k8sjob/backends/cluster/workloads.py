@@ -306,8 +306,8 @@ class Workloads:
         whole = replace(workload, below=tuple(below))
         for item in below:  # its status changes, so the next snapshot reads it again
             self._owners.pop(Object(item).uid, None)
-        shown = Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
-        return with_groups(self._transport, whole.namespace, [shown])[0]
+        current = Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
+        return with_groups(self._transport, whole.namespace, [current])[0]
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from k8sjob.checks.doctor.controller import deployments, flag
 from k8sjob.contract import counted
 from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
-from k8sjob.kube.gangs import COSCHEDULING, DEFAULT_QUEUE, VOLCANO, hindrance, use_of
+from k8sjob.kube.gangs import COSCHEDULING, DEFAULT_QUEUE, VOLCANO, obstacle, use_of
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
 from k8sjob.targets.jobs import gang_needs, pod_specs, references
@@ -165,7 +165,7 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
         return
     name, needs = str(job.gang.get("queue") or DEFAULT_QUEUE), gang_needs(job)
     queue = {} if facts.missing("gang queue") else facts.object("gang queue")
-    if never := hindrance(name, queue, needs):
+    if never := obstacle(name, queue, needs):
         step = "request less, or use another queue (gang.queue); otherwise the job never starts"
         yield problem("gang", never, step)
     elif queue is None:

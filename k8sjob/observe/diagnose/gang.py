@@ -18,9 +18,9 @@ from k8sjob.kube.gangs import (
     DEFAULT_QUEUE,
     POD_GROUP,
     excess,
-    hindrance,
     is_queued,
     needs_of,
+    obstacle,
     queue_of,
     use_of,
 )
@@ -29,7 +29,6 @@ from k8sjob.observe.diagnose.finding import Cause, age, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.objects import Json
@@ -66,25 +65,34 @@ def gang_waits(facts: Facts) -> Iterator[Finding]:
     """A PodGroup that is not admitted, where the Pods, if there are any, do not say why."""
     if facts.status.state.finished or own_reason(facts)[0] or any(pod.node for pod in facts.pods):
         return
-    groups = facts.snapshot.groups
+    groups = [Object(group) for group in facts.snapshot.groups]
     for group in groups:
         # From "Inqueue" on Volcano has admitted the group, and lets its Pods be created.
-        if is_queued(group) or facts.pods:
-            yield _explained(facts, Object(group))
-    created = facts.status.created
-    if facts.job.gang and not (groups or facts.pods) and created:
-        yield from _without_group(facts, str(facts.job.gang.get("queue") or DEFAULT_QUEUE), created)
+        if is_queued(group.raw) or facts.pods:
+            needs = needs_of(group.raw)
+            # Trainer counts no requests that a limit implies.
+            for pod in () if needs else facts.pods:
+                add(needs, pod_requests(pod.spec))
+            hindrance = _hindrance(facts, group, needs)
+            yield _never(*hindrance) if hindrance else _waits(facts, group, needs)
+    if facts.job.gang and not (groups or facts.pods) and (hindrance := _without_group(facts)):
+        yield _never(*hindrance)
 
 
-def _without_group(facts: Facts, name: str, created: datetime) -> Iterator[Finding]:
+def _never(problem: str, step: str) -> Finding:
+    return Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
+
+
+def _without_group(facts: Facts) -> tuple[str, str] | None:
     """Why no PodGroup could be created, before which the operator creates no Pod."""
+    name, created = str((facts.job.gang or {}).get("queue") or DEFAULT_QUEUE), facts.status.created
     if ("queues", "") in facts.not_found:
         problem = "no gang scheduler is installed: the cluster does not serve Volcano's PodGroups"
-        if facts.now - created > _LOOKED_AT:
-            step = "have Volcano installed, or submit the job without gang"
-            yield Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
-    elif never := hindrance(name, _queue(facts, name), {}):
-        yield Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", _another_queue(facts, name))
+        # Coscheduling's operator creates the Pods together with the PodGroup.
+        late = created and facts.now - created > _LOOKED_AT
+        return (problem, "have Volcano installed, or submit the job without gang") if late else None
+    problem = obstacle(name, _queue(facts, name), {})
+    return (problem, _another_queue(facts, name)) if problem else None
 
 
 def _queue(facts: Facts, name: str) -> Json | None:
@@ -104,16 +112,11 @@ def _another_queue(facts: Facts, name: str) -> str:
     return f"change {field}; {look}"
 
 
-def _explained(facts: Facts, group: Object) -> Finding:
-    name, size = queue_of(group.raw), group.spec.get("minMember")
-    queue, needs = _queue(facts, name), needs_of(group.raw)
-    # Trainer counts no requests that a limit implies.
-    if not needs:
-        for pod in facts.pods:
-            add(needs, pod_requests(pod.spec))
-    since, step = moment(group.created), _another_queue(facts, name)
-    if name and (never := hindrance(name, queue, needs)):
-        return Finding(Cause.NO_QUEUE, f"the job cannot start: {never}", step)
+def _hindrance(facts: Facts, group: Object, needs: Amounts) -> tuple[str, str] | None:
+    """Why a PodGroup never starts, whatever other jobs do, and the next step."""
+    name, since = queue_of(group.raw), moment(group.created)
+    if name and (problem := obstacle(name, _queue(facts, name), needs)):
+        return problem, _another_queue(facts, name)
     total: Amounts = {}
     for node in nodes_of(facts.of_kind("Node"), {}):
         add(total, {**dict.fromkeys(needs, Decimal()), **node.offers})
@@ -122,17 +125,23 @@ def _explained(facts: Facts, group: Object) -> Finding:
             f"{as_text(resource, need)} {resource} of {as_text(resource, total[resource])}"
             for resource, need in sorted(short.items())
         )
-        problem = f"the job cannot start: its {size} pods need more than all nodes have: {table}"
-        return Finding(Cause.NO_QUEUE, problem, "request less, or use fewer replicas")
+        problem = f"its {group.spec.get('minMember')} pods need more than all nodes have: {table}"
+        return problem, "request less, or use fewer replicas"
     # Volcano's controllers make a group of Pods that name none, and give it the phase Pending.
     looked_at = (group.status.get("phase") or not name) and (
         not facts.pods or any(pod.condition("PodScheduled") for pod in facts.pods)
     )
-    if not looked_at and since and facts.now - since > _LOOKED_AT:
-        scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), "volcano")
-        problem = f"the scheduler {scheduler!r} has not looked at its PodGroup"
-        problem = f"the job cannot start: {problem}, for {age(since, facts.now)}"
-        return Finding(Cause.NO_QUEUE, problem, "check whether that scheduler runs in the cluster")
+    if looked_at or not since or facts.now - since <= _LOOKED_AT:
+        return None
+    scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), "volcano")
+    problem = f"the scheduler {scheduler!r} has not looked at its PodGroup"
+    step = "check whether that scheduler runs in the cluster"
+    return f"{problem}, for {age(since, facts.now)}", step
+
+
+def _waits(facts: Facts, group: Object, needs: Amounts) -> Finding:
+    """That a PodGroup waits for what others have, and for what as far as is known."""
+    name, since = queue_of(group.raw), moment(group.created)
     events = (
         event.get("message", "")
         for event in in_time([*facts.of_kind("Event"), *facts.snapshot.events])
@@ -140,16 +149,17 @@ def _explained(facts: Facts, group: Object) -> Finding:
     )
     messages = [group.condition("Unschedulable").message, *events]
     of_queue = [message for message in messages if not OF_GANG.search(message)]  # these say more
-    said = (_gap(facts), *reversed(of_queue), *reversed(messages))
-    reason = one_line(next(filter(None, said), ""))
-    message = f"its PodGroup of {size} pods waits"
+    texts = (_gap(facts), *reversed(of_queue), *reversed(messages))
+    reason = one_line(next(filter(None, texts), ""))
+    message = f"its PodGroup of {group.spec.get('minMember')} pods waits"
     message += f" in the queue {name!r}" if name else ""
     message += f", for {age(since, facts.now)}" if since else ""
-    use = use_of(queue or {}, needs)
+    use = use_of(_queue(facts, name) or {}, needs)
     parts = use if use and OF_GANG.search(reason) else "; ".join(filter(None, (reason, use)))
     message += ": " * bool(parts) + parts
     start = "all of its pods start together when others end; earlier with fewer replicas"
-    return Finding(Cause.QUEUED, message, f"{start}, or {step}" if name else start)
+    step = f"{start}, or {_another_queue(facts, name)}" if name else start
+    return Finding(Cause.QUEUED, message, step)
 
 
 def _gap(facts: Facts) -> str:
