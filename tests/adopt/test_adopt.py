@@ -173,9 +173,13 @@ def test_k8sjobs_own_commands_become_scripts_and_modules_again(flags):
 def test_what_only_the_agents_settings_say_comes_back(target):
     trackers = {"mlflow": {"uri": "http://mlflow.team:5000"}, "wandb": {"offline": True}}
     job = {"name": "a", "image": "a", "run": {"script": "main.py"}, "tracking": trackers}
-    spec = JobSpec.model_validate({**job, "target": target, "checkpoint": {"dir": "/data"}})
+    preflight = {"max_slowdown": 2.5, "min_bandwidth": "1Gi"}
+    more = {"target": target, "checkpoint": {"dir": "/data"}, "preflight": preflight}
+    spec = JobSpec.model_validate({**job, **more})
     again = adopt(render(spec)).spec
     assert (again.tracking, again.checkpoint) == (spec.tracking, spec.checkpoint)
+    assert again.runtime_config == spec.runtime_config
+    assert "spec.nodeName" in render(spec)
     assert (again.overlay, again.pod_template) == ({}, {})
 
 

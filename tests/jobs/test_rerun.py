@@ -21,7 +21,10 @@ def test_a_job_of_a_cluster_once_more(target):
         policy={"restart_policy": "ExitCode"},
         volumes=[{"name": "data", "mount": "/data", "pvc": "data"}],
     )
-    again = plan_there(plan_job(spec).job).spec
+    again = plan_there(plan_job(spec).job, ["n1"]).spec
+    affinity = plan_there(plan_job(again).job, ["n2"]).spec.affinity
+    assert [name in str(affinity) for name in ("n1", "n2")] == [True, False]  # that is a field
     assert again.name.startswith("digits-")
     folder = f"/data/checkpoints/{again.name}"
-    assert again == spec.with_(name=again.name, checkpoint={"dir": folder})
+    policy = {"restart_policy": "ExitCode", "avoid_nodes": ["n1"]}
+    assert again == spec.with_(name=again.name, checkpoint={"dir": folder}, policy=policy)

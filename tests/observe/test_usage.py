@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from observed import RECORDED
+from observed import RECORDED, make_pod, reported
 from trainings import BEGIN, at, finished, job, line, met, pod, step
 
 from k8sjob.backends.api import TOO_FEW_GPUS, Snapshot
@@ -288,6 +288,12 @@ def test_nodes_that_others_wait_for():
     alone = [pod("master-0", 0, 100, "b"), pod("worker-0", 0, 100, "b")]
     same = [usage(Snapshot(job_of(job(end=100)), alone), lines)] * 2
     assert slow_nodes(same) == {}
+
+
+def test_nodes_that_a_preflight_refused():
+    end = reported(4, 0, "Preflight", "node b (rank 1): slow", culprits=[1], nodes=["b"])
+    pods = [make_pod("master-0", "Failed", terminated=end)]
+    assert usage(Snapshot(job_of(job(end=100)), pods), []).refused == {"b": "node b (rank 1): slow"}
 
 
 def test_the_largest_avoidable_part_is_named_with_what_helps():

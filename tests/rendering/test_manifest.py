@@ -220,6 +220,16 @@ fields of the pods:
   Worker.pod.topologySpreadConstraints: *spread
   Worker.pod.affinity: *affinity
 
+# The terms are alternatives, and an empty one matches no node.
+nodes to avoid, beside an affinity:
+- policy: {avoid_nodes: [n1, n2]}
+  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [
+      {matchExpressions: [&zone {key: zone, operator: In, values: [a]}]}, {}]}}}
+- Worker.pod.affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution:
+    {nodeSelectorTerms: [{matchExpressions: [*zone], matchFields: [
+      {key: metadata.name, operator: NotIn, values: [n1]},
+      {key: metadata.name, operator: NotIn, values: [n2]}]}, {}]}}}
+
 settings of an image:
 - image: {repository: r/x, base: "python:3.12", platform: linux/arm64, pull_secrets: [a, b, a],
           pull_policy: Always}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WARM: Final = 1 << 14
 _BYTES: Final = {"cuda": 1 << 26, "cpu": 1 << 21}
-_REPEATS: Final = 3
+_REPEATS: Final = 5
 
 
 def ring(leaders: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

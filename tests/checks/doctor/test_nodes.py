@@ -2,8 +2,9 @@
 
 import pytest
 from healthy import node, pod, the
+from observed import make_pod, reported
 
-from k8sjob.checks.doctor.cluster import free_devices, nodes
+from k8sjob.checks.doctor.cluster import free_devices, nodes, preflights
 from k8sjob.checks.doctor.needs import fit
 from k8sjob.findings import Severity
 from k8sjob.kube.capacity import Node, refusal
@@ -38,6 +39,15 @@ def test_nodes_that_take_no_pods(look, facts, refused):
     check = the(look(nodes, node("a", ready=False)))
     assert (check.severity, check.details) == (PROBLEM, ("a: not ready",))
     assert the(nodes(facts({"/api/v1/nodes": refused}))).severity is UNKNOWN
+
+
+def test_nodes_that_a_preflight_refused(facts):
+    end = reported(4, 0, "Preflight", "node b (rank 1): slow", culprits=[1], nodes=["b"])
+    pods = {"items": [make_pod("master-0", "Failed", terminated=end)]}
+    assert list(preflights(facts())) == []
+    check = the(preflights(facts({"/api/v1/namespaces/team/pods": pods})))
+    assert (check.severity, "refused node b" in check.message) == (WARNING, True)
+    assert "policy.avoid_nodes: [b]" in check.next_step
 
 
 def test_free_gpus_by_model_in_all_and_by_node(look):
