@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import peers
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "manifests" / "digits-ddp" / "job.yaml"
 BIN = Path(sys.executable).parent
+FLOOR = "import pydantic, yaml, click, jinja2; pydantic.BaseModel"
+"""What render needs in any case."""
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
@@ -22,7 +25,11 @@ def commands(folder: Path) -> dict[str, list[str]]:
     (folder / "main.py").write_text("print(1)\n")
     k8sjob = str(BIN / "k8sjob")
     return {
-        "python -c pass": [sys.executable, "-c", "pass"],
+        **{
+            f"python -c '{code}'": [sys.executable, "-c", code]
+            for code in ("pass", "import pydantic; pydantic.BaseModel", FLOOR)
+        },
+        "k8sjob version": [k8sjob, "version"],
         "k8sjob --help": [k8sjob, "--help"],
         "k8sjob validate": [k8sjob, "validate", str(JOB)],
         "k8sjob render": [k8sjob, "render", str(JOB)],
@@ -39,18 +46,29 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def measure(rounds: int = 11) -> dict[str, float]:
-    """Median seconds of each command; the order alternates so that noise falls on all alike."""
-    times: dict[str, list[float]] = {}
+def measure(rounds: int = 11) -> dict[str, tuple[float, float]]:
+    """Median seconds of each command by the clock, and of the processor.
+
+    The order alternates so that noise falls on all alike.
+    """
+    times: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         table = list(commands(Path(name)).items())
         for number in range(rounds + 1):
             for label, argv in table if number % 2 else reversed(table):
-                start = time.perf_counter()
+                start, before = time.perf_counter(), _processor()
                 subprocess.run(argv, check=True, capture_output=True, cwd=name)
                 if number:  # the first round warms the page cache
-                    times.setdefault(label, []).append(time.perf_counter() - start)
-    return {label: statistics.median(times[label]) for label, _ in table}
+                    taken = time.perf_counter() - start, _processor() - before
+                    times.setdefault(label, []).append(taken)
+    medians = {label: map(statistics.median, zip(*times[label], strict=True)) for label, _ in table}
+    return {label: (clock, processor) for label, (clock, processor) in medians.items()}
+
+
+def _processor() -> float:
+    """Seconds of the processor that the processes which have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def renderings_per_second(seconds: float = 2.0) -> float:

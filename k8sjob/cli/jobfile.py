@@ -22,7 +22,7 @@ from k8sjob.targets.jobs import TARGETS
 from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from k8sjob.cli.find_job import Place
@@ -205,3 +205,16 @@ def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
         print_status(f"target {spec.target}: {why}")
         return spec
     return spec.with_(target=target) if target else spec
+
+
+def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
+    """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
+    base = getattr(spec.image, "base", None)
+    if base and spec.uses_agent:
+        from k8sjob.checks.base_images import too_old  # noqa: PLC0415 - of no use for most jobs
+        from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - the same
+
+        torch = pinned("torch").partition("==")[2]
+        # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
+        if (why := too_old(base, torch)) and not (linted and too_old(base)):
+            yield f"image.base: {base} has {why}; use a newer base"

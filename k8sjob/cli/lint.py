@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from k8sjob.checks.lint import CHECKS, Severity, lint, sarif
-from k8sjob.checks.lint.manifest_pods import too_old
 from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, print_status, warn
 from k8sjob.errors import SpecError
 from k8sjob.spec.changes import Change
 from k8sjob.yamldoc import JOB_FILE, job_file
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from k8sjob.spec import JobSpec
 
 
 @click.command("lint")
@@ -69,15 +62,3 @@ def show_lint_errors(job: JobFile, target: str | None = None) -> None:
     for finding in findings:
         if finding.severity is Severity.ERROR:
             warn(f"lint: {finding}")
-
-
-def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
-    """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
-    base = getattr(spec.image, "base", None)
-    if base and spec.uses_agent:
-        from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - of no use for most jobs
-
-        torch = pinned("torch").partition("==")[2]
-        # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
-        if (why := too_old(base, torch)) and not (linted and too_old(base)):
-            yield f"image.base: {base} has {why}; use a newer base"

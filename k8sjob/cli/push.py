@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, job_command
-from k8sjob.cli.lint import old_base
+from k8sjob.cli.jobfile import JobFile, job_command, old_base
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
 from k8sjob.contract import counted

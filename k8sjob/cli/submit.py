@@ -10,8 +10,15 @@ import click
 
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option, with_target
-from k8sjob.cli.lint import old_base, show_lint_errors
+from k8sjob.cli.jobfile import (
+    AUTO,
+    JobFile,
+    job_command,
+    old_base,
+    target_option,
+    with_target,
+)
+from k8sjob.cli.lint import show_lint_errors
 from k8sjob.cli.options import (
     build_option,
     image_option,

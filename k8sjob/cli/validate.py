@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.checks.lint import lint_manifest
-from k8sjob.cli.jobfile import JobFile, runtime_change, runtime_option, set_option
-from k8sjob.cli.lint import old_base
+from k8sjob.cli.jobfile import JobFile, old_base, runtime_change, runtime_option, set_option
 from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
@@ -61,7 +59,9 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     of_image = image_warnings(spec, spec.image_reference)
     result["warnings"] = [*remarks(spec), *of_image, *old_base(spec)]
-    if "hostNetwork: true" in rendered:  # of the few jobs that have it
+    if "hostNetwork: true" in rendered:
+        from k8sjob.checks.lint import lint_manifest  # noqa: PLC0415 - few jobs have it
+
         for finding in lint_manifest(rendered):
             if finding.id == "host-network-dns":
                 result["warnings"].append(finding.text)

@@ -12,6 +12,7 @@ import io
 import json
 import sys
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,6 @@ from k8sjob.rendering.dockerfile import runtime_files
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
 
     from k8sjob.image.build_context import Context
 
@@ -31,68 +31,54 @@ _RACY_SECONDS: Final = 2.0
 """More than a tick of any file system's clock."""
 _FOREIGN_SECONDS: Final = 3600.0
 """The same on another file system than the cache's, whose server may have a clock of its own."""
+_PACKERS: Final = ("layers.py", "layer_tar.py", "secrets.py", "secrets.tsv")
+"""The modules that decide about a layer's bytes and findings."""
 
 
 class PackedBefore:
-    """What is remembered of the code in one folder.
+    """What is remembered of the code in a folder, whose context was read after `begun`.
 
-    Args:
-        context: as it was just read.
-        folder: where it lies.
-        alone: see pack_code.
-        begun: the time before the context was read, in seconds since the epoch.
+    `begun` is in seconds since the epoch; alone: see pack_code.
     """
 
     def __init__(self, context: Context, folder: Path, *, alone: bool, begun: float) -> None:
-        self._cache = own_cache_folder()
-        files = context.entries
-        states = [(file.name, *_state(file.state, folder=file.is_folder)) for file in files]
-        states += [(name, *_state(path.stat())) for name, path in runtime_files()]
-        states += [(path.name, *_state(path.stat())) for path in _packers()]
-        text = repr((states, alone, sys.version, zlib.ZLIB_RUNTIME_VERSION))
-        self._states = hashlib.sha256(text.encode()).hexdigest()
-        name = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()[:24]
-        self._path = self._cache / f"code-{name}.json" if self._cache else None
-        device = self._cache.stat().st_dev if self._cache else -1
+        files = [(entry.name, entry.state) for entry in context.entries if not entry.is_folder]
+        paths = [path for _, path in runtime_files()]
+        paths += [Path(__file__).with_name(name) for name in _PACKERS]
+        states = [(name, *_state(state)) for name, state in files]
+        states += [(str(path), *_state(path.stat())) for path in paths]
+        versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION)
+        self._states = hashlib.sha256(repr((states, versions)).encode()).hexdigest()
+        self._path, device = None, -1
+        if cache := own_cache_folder():
+            place = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()
+            self._path, device = cache / f"code-{place[:24]}.json", cache.stat().st_dev
         self._is_settled = all(
-            max(file.state.st_mtime, file.state.st_ctime)
-            < begun - (_RACY_SECONDS if file.state.st_dev == device else _FOREIGN_SECONDS)
-            for file in files
-            if not file.is_folder
+            max(state.st_mtime, state.st_ctime)
+            < begun - (_RACY_SECONDS if state.st_dev == device else _FOREIGN_SECONDS)
+            for _, state in files
         )
 
     def layer(self) -> CodeLayer | None:
         """The layer without its bytes; None where it has to be packed."""
-        try:
-            known = json.loads(self._path.read_bytes()) if self._path else {}
-            if known["states"] != self._states:
-                return None
-            content = FileContent(known["digest"], known["size"], io.BytesIO())
-            findings = tuple(Secret(*finding) for finding in known["findings"])
-            return CodeLayer(content, known["diff_id"], findings)
-        except (OSError, ValueError, KeyError, TypeError):  # none, or a damaged one
-            return None
+        # There is none, or it is damaged.
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            entry = json.loads(self._path.read_bytes()) if self._path else {}
+            if entry["states"] == self._states:
+                content = FileContent(entry["digest"], entry["size"], io.BytesIO())
+                findings = (Secret(*finding) for finding in entry["findings"])
+                return CodeLayer(content, entry["diff_id"], tuple(findings))
+        return None
 
     def remember(self, layer: CodeLayer) -> None:
         """Keep the digests of a layer that was packed of these files."""
-        if not (self._path and self._is_settled):
-            return
-        content = {"digest": layer.content.digest, "size": layer.content.size}
-        content |= {"diff_id": layer.diff_id, "states": self._states, "findings": layer.findings}
-        try:
-            with whole_file(self._path) as out:
-                out.write(json.dumps(content).encode())
-        except OSError:
-            pass  # the next push packs again
+        if self._path and self._is_settled:
+            entry = {"digest": layer.content.digest, "size": layer.content.size}
+            entry |= {"diff_id": layer.diff_id, "states": self._states, "findings": layer.findings}
+            with suppress(OSError), whole_file(self._path) as out:  # else the next push packs again
+                out.write(json.dumps(entry).encode())
 
 
-def _state(state: os.stat_result, *, folder: bool = False) -> tuple[int, ...]:
-    # Of a folder only name and kind are in a layer, and its times change with what is left out.
-    times = () if folder else (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    return (state.st_mode, *times, *(() if folder else (state.st_dev, state.st_ino)))
-
-
-def _packers() -> Iterator[Path]:
-    """The modules that decide about a layer's bytes and findings."""
-    here = Path(__file__).parent
-    return (here / name for name in ("layers.py", "layer_tar.py", "secrets.py", "secrets.tsv"))
+def _state(state: os.stat_result) -> tuple[int, ...]:
+    changes = state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    return (state.st_dev, state.st_ino, state.st_mode, *changes)

@@ -126,14 +126,14 @@ def push(
         below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
         # The base is read while the code is packed.
         bases = start(lambda: _bases(below, target, image, dependencies))
-        known = before.layer()
+        earlier = before.layer()
 
         def pack() -> CodeLayer:
             packed = pack_code(context, alone=onto is not None, progress=packing)
             before.remember(opened.enter_context(closing(packed)))
             return packed
 
-        layer = known or pack()
+        layer = earlier or pack()
         # After the packing, in which the files are read once for both.
         if strict and layer.findings:
             lines = "\n".join(map(str, layer.findings))
@@ -146,7 +146,7 @@ def push(
         image_to_push = append_code(base, layer, spec)
         tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
-        if known and not unchanged:
+        if earlier and not unchanged:
             layer = pack()
             image_to_push = append_code(base, layer, spec)
             tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"

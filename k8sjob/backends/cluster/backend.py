@@ -96,10 +96,10 @@ class ClusterBackend(Creation):
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
         ref = self.ref_of(job)
-        others = [target.kind for target in TARGETS if target is not job.target]
-        with ThreadPoolExecutor(len(others)) as pool:
-            asked = [pool.submit(self._get, replace(ref, kind=kind)) for kind in others]
-        for answer in asked:
+        kinds = [target.kind for target in TARGETS if target is not job.target]
+        with ThreadPoolExecutor(len(kinds)) as pool:
+            answers = [pool.submit(self._get, replace(ref, kind=kind)) for kind in kinds]
+        for answer in answers:
             # The kind may not be served, or the user may not read it: then no job of it is known.
             with suppress(JobNotFound, ApiError):
                 existing = answer.result()
@@ -142,11 +142,11 @@ class ClusterBackend(Creation):
         jobs: list[Job] = []
         errors: dict[str, ApiError] = {}
         with ThreadPoolExecutor(len(TARGETS)) as pool:
-            asked = [
+            answers = [
                 pool.submit(list_all, self.transport, job_path(target, namespace), _query(selector))
                 for target in TARGETS
             ]
-        for target, answer in zip(TARGETS, asked, strict=True):
+        for target, answer in zip(TARGETS, answers, strict=True):
             try:
                 listed = answer.result().items
                 jobs += (job for job in map(target.job, listed) if job.is_training)

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
@@ -89,11 +90,11 @@ class Creation:
             "resourceVersion": str(created.metadata.get("resourceVersion")),
             "resourceVersionMatch": "Exact",
         }
-        others = [target for target in TARGETS if target is not created.target]
-        with ThreadPoolExecutor(len(others)) as pool:
-            paths = (job_path(target, ref.namespace) for target in others)
-            asked = [pool.submit(self.transport.request, "GET", p, query=then) for p in paths]
-        for target, answer in zip(others, asked, strict=True):
+        targets = [target for target in TARGETS if target is not created.target]
+        with ThreadPoolExecutor(len(targets)) as pool:
+            ask = partial(self.transport.request, "GET", query=then)
+            answers = [pool.submit(ask, job_path(target, ref.namespace)) for target in targets]
+        for target, answer in zip(targets, answers, strict=True):
             namesakes: list[Json] = []
             with suppress(ApiError):  # the kind is not served, or may not be read
                 namesakes = answer.result().get("items") or []

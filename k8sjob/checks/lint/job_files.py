@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.base_images import too_old
 from k8sjob.checks.finding import message
-from k8sjob.checks.lint import manifest_pods
 from k8sjob.contract import closest
 from k8sjob.errors import SpecError
 from k8sjob.findings import Finding
@@ -87,7 +87,7 @@ def _script_not_here(job: JobFile) -> Iterator[Finding]:
 def _image_too_old(job: JobFile) -> Iterator[Finding]:
     """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
     image = getattr(job.spec.image, "base", "") or job.spec.image_reference
-    if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
+    if job.spec.uses_agent and (why := too_old(image)):
         yield job.at("image", f"{image} has {why}; use a newer image")
 
 

@@ -7,14 +7,14 @@ import re
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.checks.base_images import reference_of
 from k8sjob.checks.finding import message, pattern, table
 from k8sjob.contract import Role
 from k8sjob.findings import field_path
-from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY
 from k8sjob.kube.objects import ISTIO, Object, at_path
 from k8sjob.kube.quantity import parse
 from k8sjob.rules import Rules
-from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,14 +142,9 @@ _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
 
 
-def _reference(image: str) -> ImageReference | None:
-    """The parts of an image's name; None if it is none, as other checks say."""
-    return ImageReference.parse(image) if is_image_reference(image) else None
-
-
 def _wrong_host(image: str) -> str:
     """Why no registry can have an image of this name, and what to write; else empty."""
-    if (reference := _reference(image)) is None:
+    if (reference := reference_of(image)) is None:
         return ""
     host = reference.registry
     if host == DEFAULT_REGISTRY:
@@ -177,26 +172,6 @@ def _is_typo(host: str, registry: str) -> bool:
     )
 
 
-def too_old(image: str, torch: str = "") -> str:
-    """The part of an image that is too old for the runtime, and the first version that is not.
-
-    With the `torch` of this machine also an older torch: what runs here may not run there.
-    """
-    reference = _reference(image)
-    name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
-    for form, oldest in table("oldest").items():
-        needed, _, software = oldest.partition(" ")
-        if not (version := re.match(form, name or "")):
-            continue
-        label, numbers = ".".join(version.groups()), [*map(int, version.groups())]
-        if numbers < [*map(int, needed.split("."))]:
-            return f"{software} {label}, and k8sjob's runtime needs {needed} or later"
-        installed = re.match(r"(\d+)\.(\d+)", torch)
-        if software == "torch" and installed and numbers < [*map(int, installed.groups())]:
-            return f"torch {label}, and this machine has {torch}"
-    return ""
-
-
 @RULES.warning
 def _image_host(job: ManifestJob) -> Iterator[Finding]:
     """An image is pulled from the host that its name begins with; without one, from Docker Hub."""
@@ -211,7 +186,7 @@ def _latest_image_kept(job: ManifestJob) -> Iterator[Finding]:
     """A node that has some image of that tag does not look for a newer one."""
     for _, container in job.trainers():
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
-        reference = _reference(image)
+        reference = reference_of(image)
         if reference and reference.version == "latest" and policy == "IfNotPresent":
             text = message("latest-image-kept", image=image)
             yield job.at((*container.path, "imagePullPolicy"), text)
