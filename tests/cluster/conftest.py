@@ -372,9 +372,12 @@ def collected():
 
 @pytest.fixture
 def checkpoints(cluster, namespace, request):
-    """Makes volumes that pods which are not root can write, by the names of their claims."""
+    """Makes volumes that pods which are not root can write, by the names of their claims.
 
-    def make(name):
+    With `group`, only those of this group can, as after the kubelet has applied it as fsGroup.
+    """
+
+    def make(name, group=None):
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
         folder = cluster.node_folder
@@ -395,7 +398,8 @@ def checkpoints(cluster, namespace, request):
         cluster.create(claim, namespace)
         if folder:  # a pod of a second may wait minutes for a busy node
             (folder / volume).mkdir()
-            (folder / volume).chmod(0o777)
+            os.chown(folder / volume, 0, group or 0)
+            (folder / volume).chmod(0o2770 if group else 0o777)
         else:
             open_volume(cluster, namespace, name)
 

@@ -30,6 +30,7 @@ TESTS = Path(__file__).resolve().parents[1]
 EXAMPLES = TESTS.parent / "manifests"
 IMAGE = Image(repository="registry.example/tests/targets", base="debian", requirements="needs.txt")
 SMALL = Resources(cpu=1, memory="2Gi", requests={"cpu": "50m", "memory": "200Mi"})
+UID = 1000750000
 LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
 OTHERS = [target.name for target in TARGETS[1:]]
 CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
@@ -63,9 +64,9 @@ def programs(tmp_path):
 def start(desk, programs, image_of):
     """Creates a job that runs train.py on two nodes: its reference."""
 
-    def submit(target, options, **fields):
+    def submit(target, options, name="run", **fields):
         spec = JobSpec(
-            name=f"{target}-run",
+            name=f"{target}-{name}",
             namespace=desk.namespace,
             target=target,
             image={"repository": "registry.example/tests/targets", "base": "debian"},
@@ -342,25 +343,23 @@ def test_the_same_job_has_the_same_numbers_as_every_kind(desk, shapes, image_of,
 
 
 @pytest.mark.usefixtures("controllers")
-def test_a_lost_pod_comes_back_and_the_training_continues(
+def test_a_lost_pod_comes_back_and_the_training_continues_as_any_user(
     desk, start, ended, checkpoints, eventually
 ):
-    checkpoints("checkpoints")
+    checkpoints("checkpoints", group=UID)
+    # OpenShift's admission adds these ids to Pods that name none, and this cluster has it not.
+    ids = {"runAsUser": UID, "fsGroup": UID}
+    volume = {"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}
     refs = [
         start(
-            target,
+            target.name,
             LONG,
+            security="openshift",
+            pod_template={"spec": {"securityContext": ids}},
             checkpoint={"dir": "/checkpoints", "every": 1},
-            volumes=[
-                {
-                    "name": "checkpoints",
-                    "mount": "/checkpoints",
-                    "pvc": "checkpoints",
-                    "sub_path": target,
-                }
-            ],
+            volumes=[{**volume, "sub_path": target.name}],
         )
-        for target in OTHERS
+        for target in TARGETS
     ]
 
     def saved(ref):
@@ -373,11 +372,12 @@ def test_a_lost_pod_comes_back_and_the_training_continues(
         now = desk.backend.snapshot(ref)
         (lost,) = [pod for pod in now.pods if now.job.replica_of(pod) == "worker-0"]
         desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
-    undisturbed = start("pytorchjob", {**LONG, "pause": 0})
+    undisturbed = start("pytorchjob", {**LONG, "pause": 0}, name="undisturbed")
     ended(undisturbed)
     expected = desk.result(undisturbed)["losses"]
     for ref in refs:
         assert job_status(ended(ref)).state is JobState.SUCCEEDED
+        assert any('"kind":"resumed"' in line.text for line in desk.backend.logs(ref, "master-0"))
         assert desk.result(ref)["losses"] == pytest.approx(expected, rel=1e-9)
 
 
