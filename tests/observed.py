@@ -14,6 +14,8 @@ from k8sjob.errors import JobNotFound
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.spec import schema
 from k8sjob.targets.jobs import job_of
+from k8sjob.targets.workload.job import Workload
+from k8sjob.targets.workload.target import WorkloadTarget
 
 RECORDED = {
     file.stem: json.loads(file.read_text())
@@ -48,7 +50,11 @@ def snapshot_of(recorded, moment=None):
     """The job, Pods, Events and PodGroups of a recorded job."""
     groups = [part for part in recorded.get("related", ()) if part["kind"] == "PodGroup"]
     pods, events = recorded.get("pods", []), recorded.get("events", [])
-    return Snapshot(job_of(recorded["job"]), pods, events, moment, groups=groups)
+    job, word = recorded["job"], recorded.get("word")
+    kind = WorkloadTarget(job.get("kind", ""), job.get("apiVersion", ""), "", "")
+    below = recorded.get("below", [])
+    read = Workload.read(kind, job, word, pods, below) if word else job_of(job)
+    return Snapshot(read, pods, events, moment, groups=groups)
 
 
 def replayed(recorded, *, logs=True, related=True, now=None):

@@ -3,7 +3,7 @@
 The file (see `situations/`) is a list of steps, in a namespace that is made for them:
 `apply` some objects, `run` a command of a shell ($N is the namespace), or `record` a job under its
 name as soon as the first finding of `why` begins with these words, and has others. test_recorded.py
-replays what is recorded.
+replays what is recorded. `owners` in place of FILE: some of what test_owners.py makes.
 """
 
 import json
@@ -22,9 +22,16 @@ from k8sjob.observe.logs import last_lines
 
 from .bed.cluster import Cluster
 from .bed.controllers import MANAGED
+from .test_owners import DENIED, FAULTS, KIND, OWNERS, create, prepare
+from .test_why import Ward
 
 NAMESPACE, SHOWN = "test-record", "team"
 RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
+OF_OTHERS = (
+    "job-quota", "job-deadline", "cron-memory", "cron-account", "cron-probe", "set-init",
+    "set-claim", "pod-command", "pod-evicted", "wrap-exception", "wrap-deadline", "wrap-gpus",
+    "wrap-security",
+)  # fmt: skip
 SECONDS = 200  # until a cause must have shown itself
 TOKEN = "kube-api-access"
 DROPPED = {
@@ -57,6 +64,8 @@ def situation(backend, name):
     objects = {
         "now": stamp(now),
         "job": snapshot.job.raw,
+        "word": getattr(snapshot.job, "word", ""),
+        "below": list(getattr(snapshot.job, "below", ())),
         "pods": list(snapshot.pods),
         "events": list(snapshot.events),
         "related": list(related),
@@ -78,7 +87,7 @@ def record(backend, name, *, why, says="", others=(), step="", job=""):
     rows = []
     for key, value in {"why": first, "others": more, "step": step, **objects}.items():
         text = json.dumps(value, ensure_ascii=False)
-        if key in {"pods", "events", "related"}:
+        if key in {"pods", "events", "related", "below"}:
             lines = ",\n  ".join(json.dumps(part, ensure_ascii=False) for part in value)
             text = f"[\n  {lines}\n ]"
         rows += [f' "{key}": {text}'] if value else []
@@ -89,9 +98,28 @@ def record(backend, name, *, why, says="", others=(), step="", job=""):
     sys.stdout.flush()
 
 
+def record_others(cluster):
+    """Record objects that are no jobs, each with a fault."""
+    ward = Ward(cluster)
+    ward.mark, names = NAMESPACE, [f"crd/{KIND['metadata']['name']}"]
+    try:
+        names += prepare(ward)
+        situations = [name.split("-") for name in OF_OTHERS]
+        create(ward, situations)
+        for owner, fault in situations:
+            job, (_, cause, *_) = f"{OWNERS[owner][1]}{owner}-{fault}", FAULTS[fault]
+            where = ward.backend(DENIED.get(fault, ""))
+            record(where, f"others-{owner}-{fault}", why=cause, job=job)
+    finally:
+        cluster.kubectl("delete", "--wait=false", "--ignore-not-found", *names)
+
+
 def main(file):
     """Take the steps of a file, and leave nothing of them."""
     cluster = Cluster(os.environ["KUBECONFIG"], os.environ["K8SJOB_TEST_REGISTRY"])
+    if file == "owners":
+        record_others(cluster)
+        return
     backend = connect(kubeconfig=cluster.kubeconfig, namespace=NAMESPACE)
     text = Path(file).read_text().replace("{base}", cluster.base_image)
     steps = yaml.safe_load(text.replace("{registry}", cluster.registry))

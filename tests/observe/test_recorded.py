@@ -1,6 +1,7 @@
 """Snapshots of sick jobs, recorded from Kubernetes 1.34.4 with training operator 1.9.4, Kueue 0.19.
 
-tests/cluster/record.py records them; tests/cluster/test_why.py and test_kueue.py cause them anew.
+tests/cluster/record.py records them; test_why.py, test_owners.py and test_kueue.py beside it cause
+them anew.
 The texts of "openshift" are those of OpenShift's admission.
 """
 
