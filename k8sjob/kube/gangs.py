@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING: Final = "scheduling.x-k8s.io/v1alpha1"
 DEFAULT_QUEUE: Final = "default"
+GANG_QUEUE: Final = "scheduling.volcano.sh/queue-name"
+"""An annotation of Pods, and of a TrainingRuntime's template: the Queue of their PodGroup."""
+VOLCANO_SCHEDULER: Final = "volcano"
 POD_GROUP: Final = "PodGroup"
 _COUNTED: Final = re.compile(r"(?:requests|limits)\.|count/")
 """What Volcano adds to a group's resources for ResourceQuotas."""

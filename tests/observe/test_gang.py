@@ -122,3 +122,14 @@ def test_what_cannot_be_read_is_left_out(code):
     job = Snapshot(job_of(RECORDED["gang-queue"]["job"]))
     assert [snapshot.groups for snapshot in with_groups(nothing, "team", [job])] == [[]]
     assert "PodGroup" not in json.dumps(related(nothing, job))
+
+
+def test_the_queue_that_a_job_asks_for():
+    jobs = [job_of(RECORDED[name]["job"]) for name in ("gang-queue", "gang-job", "gang-cluster")]
+    assert [job.gang and job.gang["queue"] for job in jobs] == ["research", "research", None]
+    runtime = {"spec": {"schedulerName": "volcano", "containers": []}}
+    jobset = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": runtime}}}]}
+    annotated = {"annotations": {"scheduling.volcano.sh/queue-name": "small"}}
+    template = {"metadata": annotated, "spec": jobset}
+    trained = {"kind": "TrainJob", "runtime": {"spec": {"template": template}}}
+    assert job_of(trained).gang == {"queue": "small"}

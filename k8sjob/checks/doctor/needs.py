@@ -15,7 +15,14 @@ from k8sjob.checks.doctor.controller import deployments, flag
 from k8sjob.contract import counted
 from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
-from k8sjob.kube.gangs import COSCHEDULING, DEFAULT_QUEUE, VOLCANO, obstacle, use_of
+from k8sjob.kube.gangs import (
+    COSCHEDULING,
+    DEFAULT_QUEUE,
+    VOLCANO,
+    VOLCANO_SCHEDULER,
+    obstacle,
+    use_of,
+)
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
 from k8sjob.targets.jobs import gang_needs, pod_specs, references
@@ -149,24 +156,26 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
     groups, job = _groups(facts), facts.job
     if groups is None or job is None or job.gang is None:
         return
-    otherwise = "or remove gang from the job.yaml; otherwise the job never starts"
-    operator = job.target.controller
+    otherwise = (
+        "or remove the gang and its scheduler from the job.yaml; otherwise the job never starts"
+    )
+    operator, volcano = job.target.controller, _VOLCANO in groups
     schedulers = {pod.get("schedulerName") for _, _, pod in pod_specs(job)}
-    volcano = _VOLCANO in groups
-    if not (volcano or (_COSCHEDULING in groups and schedulers != {"volcano"})):
+    if not (volcano or (_COSCHEDULING in groups and schedulers != {VOLCANO_SCHEDULER})):
         text = "its gang scheduler is not installed in this cluster, which does not serve PodGroups"
-        step = "install Volcano or the coscheduling plugin and start the operator with"
-        yield problem("gang", text, f"{step} {operator.gang_flag}, {otherwise}")
+        step = "install Volcano or the coscheduling plugin"
+        step += f" and start the operator with {operator.gang_flag}" if operator.gang_flag else ""
+        yield problem("gang", text, f"{step}, {otherwise}")
         return
-    if deployments(facts) and not flag(facts, operator.gang_flag):
+    if operator.gang_flag and deployments(facts) and not flag(facts, operator.gang_flag):
         text = f"{operator.name} runs without {operator.gang_flag}, and makes no PodGroup"
         yield problem("gang", text, f"have it started with it, {otherwise}")
-    if not volcano:
+    if not volcano or schedulers - {VOLCANO_SCHEDULER, None}:
         return
     name, needs = str(job.gang.get("queue") or DEFAULT_QUEUE), gang_needs(job)
     queue = {} if facts.missing("gang queue") else facts.object("gang queue")
     if never := obstacle(name, queue, needs):
-        step = "request less, or use another queue (gang.queue); otherwise the job never starts"
+        step = "request less, or use another queue; otherwise the job never starts"
         yield problem("gang", never, step)
     elif queue is None:
         text = f"it is unknown whether Volcano's queue {name!r} admits the job: you cannot read it"

@@ -16,7 +16,9 @@ from k8sjob.findings import Finding
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests
 from k8sjob.kube.gangs import (
     DEFAULT_QUEUE,
+    GANG_QUEUE,
     POD_GROUP,
+    VOLCANO_SCHEDULER,
     excess,
     is_queued,
     needs_of,
@@ -104,7 +106,7 @@ def _queue(facts: Facts, name: str) -> Json | None:
 
 def _another_queue(facts: Facts, name: str) -> str:
     look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
-    field = "the annotation scheduling.volcano.sh/queue-name"
+    field = f"the annotation {GANG_QUEUE}"
     if facts.target.controller.gang_flag:
         field = "gang.queue in the job"
     elif "queue" in facts.job.spec:  # of Volcano's own Job
@@ -133,7 +135,7 @@ def _hindrance(facts: Facts, group: Object, needs: Amounts) -> tuple[str, str] |
     )
     if looked_at or not since or facts.now - since <= _LOOKED_AT:
         return None
-    scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), "volcano")
+    scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), VOLCANO_SCHEDULER)
     problem = f"the scheduler {scheduler!r} has not looked at its PodGroup"
     step = "check whether that scheduler runs in the cluster"
     return f"{problem}, for {age(since, facts.now)}", step

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.contract import Role
+from k8sjob.kube.gangs import GANG_QUEUE, VOLCANO_SCHEDULER
 from k8sjob.kube.objects import Object, true_conditions
 from k8sjob.targets.api import Job, JobState, RecordedEnd, RoleReplicas
 from k8sjob.targets.indexed.pods import NODE, NUMBER, replica_at
@@ -202,6 +203,14 @@ class Indexed(Job):
         if not state.finished and state not in (JobState.SUSPENDED, JobState.QUEUED):
             counts["Pending"] = max(waiting, active - ready, 0)
         return {phase: count for phase, count in counts.items() if count > 0}
+
+    @property
+    def gang(self) -> Json | None:
+        """The Queue in an annotation of Pods that Volcano schedules; it makes their PodGroup."""
+        template = Object(Object(self.job_spec).part("template"))
+        if template.spec.get("schedulerName") != VOLCANO_SCHEDULER:
+            return None
+        return {"queue": template.annotations.get(GANG_QUEUE)}
 
     @property
     def active_deadline(self) -> int | None:

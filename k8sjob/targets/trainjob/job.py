@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.api_resources import path
+from k8sjob.kube.gangs import GANG_QUEUE
 from k8sjob.kube.objects import Object, training
 from k8sjob.targets.indexed.job import Indexed
 from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
@@ -100,6 +101,12 @@ class TrainJob(Indexed):
     def nproc_per_node(self) -> str:
         """spec.trainer.numProcPerNode, or what was injected."""
         return str(self._trainer.get("numProcPerNode") or super().nproc_per_node)
+
+    @property
+    def gang(self) -> Json | None:
+        """With the Queue that Trainer reads, an annotation of the runtime's template."""
+        runtime = Object(self.at("runtime", "spec", "template") or {})
+        return super().gang and {"queue": runtime.annotations.get(GANG_QUEUE)}
 
     @property
     def active_deadline(self) -> int | None:
