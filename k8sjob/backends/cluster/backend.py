@@ -157,8 +157,8 @@ class ClusterBackend(Creation):
                     raise
                 errors[target.name] = error
         refused = errors.get(DEFAULT.name)
-        # Without the operator there are none of its kind; those that are forbidden may be there.
-        if refused and not jobs and (len(errors) == len(TARGETS) or refused.code == 403):
+        # In a stock Kubeflow its users have the rights of one kind alone, and perhaps no job yet.
+        if refused and len(errors) == len(TARGETS):
             raise refused
         return jobs
 
@@ -434,17 +434,16 @@ class ClusterBackend(Creation):
 
     def _get(self, ref: JobRef) -> Job:
         """The job; where its kind is not known, the first one of its name, k8sjob's own first."""
-        by_others, unserved, ignored = None, None, ""
+        by_others, ignored = None, ""
+        errors: dict[Target, ApiError] = {}
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
                 where = job_path(target, ref.namespace, ref.name)
                 answer = without_managed_fields(self.transport.request("GET", where))
             except ApiError as error:
-                absent = is_absent(error)
-                if not absent and (ref.kind or error.code not in _NOT_SERVED):
+                if not is_absent(error) and (ref.kind or error.code not in _NOT_SERVED):
                     raise
-                if not absent and target is DEFAULT:  # who has only its kind may not read others
-                    unserved = error
+                errors[target] = error
                 continue
             about = {"apiVersion": target.api_version, "kind": target.kind}
             job = target.job({**about, **answer})
@@ -465,12 +464,22 @@ class ClusterBackend(Creation):
                 " (completionMode: Indexed) and so no ranks, or another object has made it;"
                 f" `k8sjob why {ref.namespace}/{ignored.lower()}/{ref.name}` explains it"
             )
-        raise unserved or self._not_found(ref)
+        raise self._why_none(ref, errors)
 
-    def _not_found(self, ref: JobRef) -> JobNotFound:
+    def _why_none(self, ref: JobRef, errors: Mapping[Target, ApiError]) -> BackendError:
+        """The error about a job that was not found, by what was answered of each kind."""
+        refused = errors.get(DEFAULT)  # who has only its kind may not read others
+        if refused is None or is_absent(refused):
+            return self._not_found(ref)
+        # In a stock Kubeflow its users have the rights of one other kind alone.
+        if refused.code == 403 and any(map(is_absent, errors.values())):
+            return self._not_found(ref, f"; you cannot read {DEFAULT.kind}s there")
+        return refused
+
+    def _not_found(self, ref: JobRef, more: str = "") -> JobNotFound:
         return JobNotFound(
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
-            " `k8sjob list` shows the existing ones, -n chooses another namespace"
+            f" `k8sjob list` shows the existing ones, -n chooses another namespace{more}"
         )
 
 

@@ -370,6 +370,14 @@ def test_without_the_operator_there_are_only_jobs_of_the_other_kind(backend, scr
         backend.jobs()
 
 
+def test_who_may_read_only_another_kind_of_job_has_none_yet(backend, script, listed, error):
+    denied = error(403, "Forbidden", "no")
+    script.on("GET", JOBS, denied).on("GET", ONE, denied).on("GET", BATCH, listed(1))
+    assert backend.jobs() == []
+    with pytest.raises(JobNotFound, match=r"no job 'one'.*you cannot read PyTorchJobs there"):
+        backend.find("one")
+
+
 def test_all_jobs_the_newest_first_and_page_by_page(backend, script, listed):
     old, new = job("old", "1"), job("new", "2")
     new["metadata"]["creationTimestamp"] = "2026-11-21T13:00:00Z"
