@@ -1,8 +1,7 @@
 """The progress of a session in the status of its TrainJob, which Kubeflow Trainer writes.
 
-Trainer's controller serves an address for it where its feature gate TrainJobStatus is on (alpha,
-off by default), and tells the containers by variables. One thread posts there; training neither
-waits for it nor fails with it.
+Its controller names a server to the containers where its feature gate TrainJobStatus is on (alpha,
+off by default). One thread posts there; training neither waits for it nor fails with it.
 
 Source: trainer v2.3.0, pkg/statusserver and pkg/runtime/framework/plugins/trainjobstatus.
 """
@@ -28,12 +27,8 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.config import StatusServer
 
-_PAUSE: Final = 60.0
-"""Seconds between two tries to reach the server, at most."""
-_MAX_TEXT: Final = 64
-"""Characters of a metric's name, and of its value."""
-_MAX_METRICS: Final = 256
-_MAX_SECONDS: Final = 2**31 - 1
+_PAUSE: Final = 60.0  # seconds between two tries to reach the server, at most
+_MAX_TEXT, _MAX_METRICS, _MAX_SECONDS = 64, 256, 2**31 - 1  # of the fields of TrainerStatus
 
 
 class TrainerStatus:
@@ -46,7 +41,7 @@ class TrainerStatus:
         self._metrics: dict[str, float] = {}
         self._end = ""  # how the session ended
         self._news, self._ending = threading.Event(), threading.Event()
-        self._down = self._told = False
+        self._down = False
         self._thread = threading.Thread(target=self._run, name="trainer-status", daemon=True)
         self._thread.start()
 
@@ -57,10 +52,7 @@ class TrainerStatus:
         self._news.set()
 
     def close(self, state: str, deadline: float) -> None:
-        """Post how the session ended; give up at `deadline` of the monotonic clock.
-
-        `state` is "finished", "failed" or "stopped".
-        """
+        """Post the end (finished, failed, stopped), by `deadline` of the monotonic clock."""
         # A server that is down may be so for hours: one more try.
         patience = TIMEOUTS.join if self._down else TIMEOUTS.connect
         deadline = min(deadline, time.monotonic() + patience)
@@ -70,16 +62,15 @@ class TrainerStatus:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        pause, ended = TIMEOUTS.track_every, False
+        pause, ended, told = TIMEOUTS.track_every, False, False
         while not ended:
             self._news.wait()
             self._news.clear()
             ended = self._ending.is_set()  # asked first: what comes during a post needs another
             trouble = self._post()
-            self._down = bool(trouble)
-            if trouble and not self._told:
-                self._told = True
+            if trouble and not told:
                 log_line(f"{self._server.url} did not accept the progress: {trouble}")
+            self._down, told = bool(trouble), told or bool(trouble)
             pause = min(2 * pause, _PAUSE) if trouble else TIMEOUTS.track_every
             self._ending.wait(pause)
 
@@ -90,8 +81,9 @@ class TrainerStatus:
             context = ssl.create_default_context(cafile=self._server.ca_file)
             # Python 3.13 refuses authorities without key usage, which Go takes, and a cluster has.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            # The kubelet replaces the token every hour.
-            token = Path(self._server.token_file).read_text().strip()
+            # The kubelet replaces it every hour. In one word, since an error about a header with a
+            # line break would show it.
+            token = "".join(Path(self._server.token_file).read_text().split())
             connection = http.client.HTTPSConnection(
                 self._url.hostname or "", self._url.port, timeout=TIMEOUTS.connect, context=context
             )
@@ -109,14 +101,15 @@ class TrainerStatus:
 
     def _status(self) -> dict[str, Any]:
         """The fields of TrainerStatus (pkg/apis/trainer/v1alpha1); each post replaces them all."""
-        progress, numbers = self._progress or {}, self._metrics
+        metrics = [
+            {"name": name[:_MAX_TEXT], "value": f"{value:.6g}"}
+            for name, value in self._metrics.items()
+            if name
+        ]
+        progress = self._progress or {}
         status: dict[str, Any] = {
-            "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
-            "metrics": [
-                {"name": name[:_MAX_TEXT], "value": f"{value:.6g}"}
-                for name, value in list(numbers.items())[:_MAX_METRICS]
-                if name
-            ],
+            "lastUpdatedTime": f"{datetime.now(UTC):%FT%TZ}",
+            "metrics": metrics[:_MAX_METRICS],
         }
         if self._end == "finished":
             return {**status, "progressPercentage": 100, "estimatedRemainingSeconds": 0}
@@ -124,7 +117,7 @@ class TrainerStatus:
             # The steps of an epoch may be unknown, 0.
             share = progress["step"] / progress["steps"] if progress["steps"] else 0.0
             done = (progress["epoch"] + share) / max(1, progress["epochs"])
-            status["progressPercentage"] = max(0, min(100, int(100 * done)))
+            status["progressPercentage"] = min(100, int(100 * done))
         if "eta_s" in progress:
-            status["estimatedRemainingSeconds"] = max(0, min(_MAX_SECONDS, int(progress["eta_s"])))
+            status["estimatedRemainingSeconds"] = min(_MAX_SECONDS, int(progress["eta_s"]))
         return status

@@ -266,10 +266,3 @@ def test_wandbs_own_process_does_not_hold_the_exit_up(tmp_path):
     env["K8SJOB_TIMEOUTS"] = json.dumps({"track": 1.0, "join": 0.1})
     out = subprocess.check_output([sys.executable, "-c", script], cwd=tmp_path, env=env, timeout=60)
     assert b"tracking.wandb did not take any numbers of this attempt in time" in out
-
-
-def test_only_rank_0_tracks(mlflow):
-    tracking = Trackers()
-    tracking(Event("metrics", {"loss": 1.0}))
-    tracking.close("finished")
-    assert not mlflow.asked

@@ -206,11 +206,9 @@ class ClusterBackend(Creation):
 
         Without it a list of jobs is merely empty. Nothing is raised where it may not be read.
         """
-        try:
-            self.transport.request("GET", path("namespaces", name=self.namespace))
-        except ApiError as error:
-            if is_absent(error):
-                raise
+        namespace = self.own_namespace()
+        if isinstance(namespace, ApiError) and is_absent(namespace):
+            raise namespace
 
     def namespaces(self) -> set[str]:
         """The names of all namespaces.
