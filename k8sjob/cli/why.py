@@ -45,9 +45,10 @@ _NOTABLE_SECONDS: Final = 3600.0
 def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     """Explain why a job failed, hangs or does not start, and how to fix it.
 
-    The first cause comes first. Works for any training job, whoever created it. With --timing it
-    shows what took the time from the submission, or the last suspension, to the first training
-    step, as far as the cluster and the job's output show it.
+    The first cause comes first. Works for any training job, whoever created it, and for whatever
+    runs pods: KIND/NAME, or -l SELECTOR. With --timing it shows what took the time from the
+    submission, or the last suspension, to the first training step, as far as the cluster and the
+    job's output show it.
     """
     backend, ref = find(job, place, any_kind=True)
     snapshot = backend.snapshot(ref)

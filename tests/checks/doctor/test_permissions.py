@@ -49,7 +49,7 @@ def test_the_binding_is_an_example_of_what_the_doctor_asks_for():
 
 def test_there_is_no_other_manifest():
     names = {path.stem for path in RBAC.iterdir()}
-    assert names == {*Grant, "binding", "kubeflow-user"}
+    assert names == {*Grant, "binding", "kubeflow-user", "workload-viewer"}
 
 
 def test_the_reference_shows_the_table():
