@@ -19,7 +19,8 @@ finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
 
 - A **job** is `local/NAME` on this machine or `NAMESPACE/NAME` in the cluster. A bare `NAME` is
   looked up in both places; a name that exists in both is an error. `why`, `status`, `logs`,
-  `watch`, `report` and `usage` also take `KIND/NAME` of [whatever runs pods](../how-to/why.md#a-job-that-k8sjob-did-not-make).
+  `watch`, `report` and `usage` also take `KIND/NAME` of [whatever runs
+  pods](../how-to/why.md#a-job-that-k8sjob-did-not-make).
 - A **FILE** is a job.yaml, a folder with one, or `-` for standard input.
 - **Data** goes to standard output, progress and errors to standard error, so output can be piped.
   `-o json` has a [stable form](json.md); documents are always UTF-8.

@@ -194,6 +194,33 @@ def test_a_viewer_looks_and_changes_nothing(client, kind, user, *, running, job_
     assert get(plural, "digits") is None
 
 
+def test_who_may_read_what_runs_pods_lacks_nothing(user, cluster, namespace, eventually):
+    """Also of objects that have objects between themselves and their pods."""
+    eve = user()
+    cluster.kubectl("apply", "-n", namespace, "-f", str(RBAC / "workload-viewer.yaml"))
+    to = ("--role=k8sjob-workload-viewer", f"--serviceaccount={namespace}:eve")
+    cluster.kubectl("create", "rolebinding", "eve", "-n", namespace, *to)
+    make = ("create", "-n", namespace)
+    image, crash = f"--image={cluster.base_image}", ("--", "sh", "-c", "echo lost; exit 9")
+    cluster.kubectl(*make, "deployment", "web", image, *crash)
+    cluster.kubectl(*make, "cronjob", "nightly", image, "--schedule=0 0 1 1 *", *crash)
+    cluster.kubectl(*make, "job", "nightly-1", "--from=cronjob/nightly")
+
+    def shown(command, name, client):
+        # Nodes and quotas are for other roles, and are left out in silence.
+        text = eve.k8sjob(command, f"{namespace}/{name}", "--client", client)
+        assert "cannot" not in text
+        return text
+
+    names = ("deploy/web", "cronjob/nightly", "job/nightly-1", "pods/app=web")
+    for client in CLIENTS:
+        for name in names:
+            eventually(lambda n=name, c=client: "exit code 9" in shown("why", n, c), name)
+            assert "lost" in shown("logs", name, client)
+    assert "takes" not in eve.k8sjob("status", f"{namespace}/deploy/web", "--exit-code", code=101)
+    assert "does not take it" in eve.k8sjob("delete", f"{namespace}/deploy/web", code=1)
+
+
 def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, cluster, job_file):
     eve = user(Grant.SUBMITTER)
     file = job_file()

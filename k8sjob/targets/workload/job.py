@@ -173,7 +173,7 @@ class Workload(Job):
     def active_deadline(self) -> int | None:
         """That beside its first Pod template: of a Pod itself, or of a Job within a wrapper."""
         beside = next((template.path[:-1] for template in self.templates), ("spec",))
-        deadline: int | None = self.at(*beside).get("activeDeadlineSeconds")
+        deadline: int | None = (self.at(*beside) or {}).get("activeDeadlineSeconds")
         return deadline
 
     def injected_env(self, role: Role | str, index: int) -> dict[str, str]:
