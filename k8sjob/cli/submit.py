@@ -154,8 +154,7 @@ def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - only for clusters
 
     with suppress(BackendError):
-        where = backend.transport, backend.namespace
-        facts = gather_needs(*where, plan.job, backend.own_namespace)
+        facts = gather_needs(backend.transport, backend.namespace, plan.job, backend.own_namespace)
         for check in examine_needs(facts):
             warn(check.text)
 

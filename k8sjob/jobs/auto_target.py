@@ -86,8 +86,7 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
                 offered = offer(job, backend) if of_companion else ""
                 yield f"{why} ({offered})" if offered else why
     if spec.kueue_queue is not None:
-        where = backend.transport, backend.namespace
-        facts = gather_needs(*where, job, backend.own_namespace)
+        facts = gather_needs(backend.transport, backend.namespace, job, backend.own_namespace)
         if facts.kueue_manages is False:
             yield f"Kueue does not manage {target.kind}s, and kueue_queue is {spec.kueue_queue}"
 

@@ -39,9 +39,8 @@ class TrainerStatus:
         self._server, self._url = server, urlsplit(server.url)
         self._progress: Mapping[str, Any] | None = None
         self._metrics: dict[str, float] = {}
-        self._end = ""  # how the session ended
+        self._end, self._down = "", False  # how the session ended; whether the last post failed
         self._news, self._ending = threading.Event(), threading.Event()
-        self._down = False
         self._thread = threading.Thread(target=self._run, name="trainer-status", daemon=True)
         self._thread.start()
 
@@ -92,8 +91,7 @@ class TrainerStatus:
                 body = json.dumps({"trainerStatus": self._status()})
                 connection.request("POST", self._url.path, body, headers)
                 response = connection.getresponse()
-                refused = response.status != http.client.OK
-                return f"HTTP {response.status} {response.reason}" if refused else ""
+                return "" if response.status == 200 else f"HTTP {response.status} {response.reason}"
             finally:
                 connection.close()
         except (OSError, ValueError, http.client.HTTPException) as error:
