@@ -554,6 +554,19 @@ def test_the_kubelet_writes_no_more_events_of_a_pod_that_it_ends_again_and_again
     assert "probe" in only("Running", pods=[pod], events=events, replicas=WORKER).message
 
 
+@pytest.mark.parametrize(
+    ("code", "why", "says"),
+    [(137, "OOMKilled", "out of memory"), (3, "Error", "exit code 3"), (143, "Error", "")],
+)
+def test_a_container_that_fails_beside_the_main_one(code, why, says):
+    pod = make_pod("master-0", running={})
+    pod["spec"]["containers"] = [{"name": "pytorch"}, {"name": "loader"}]
+    end = {"name": "loader", "state": {"terminated": ended(code, reason=why)}}
+    pod["status"]["containerStatuses"].append(end)
+    findings = diagnose(snapshot("Running", replicas=MASTER, pods=[pod]), {}, now=NOW)
+    assert [f.id for f in findings if says in f.message] == ["sidecar"] * bool(says)
+
+
 def test_a_probe_that_failed_is_not_always_why_a_pod_ended():
     probe = gone("worker-0", "Unhealthy", "Startup probe failed: exit 1", "02:00")
     options = {"events": [probe, KILLING, KILLED], "replicas": WORKER}

@@ -19,6 +19,7 @@ from k8sjob.observe.diagnose.containers import (
     bad_image,
     bad_init,
     bad_sandbox,
+    failed_beside,
     kept_by_sidecar,
     master_awaited,
     slow,
@@ -333,7 +334,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.no_progress,
     job.no_group,
     job.nan_loss,
-    _for_each_pod(kept_by_sidecar, started_again),
+    _for_each_pod(kept_by_sidecar, failed_beside, started_again),
     job.left_over,
     job.deleting,
 )

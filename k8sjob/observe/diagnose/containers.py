@@ -8,7 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.contract import ExitCode
 from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.observe.diagnose.facts import SIGKILLED
 from k8sjob.observe.diagnose.finding import (
     POD,
     Cause,
@@ -179,6 +181,31 @@ def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     )
 
 
+def failed_beside(facts: Facts, pod: ReplicaPod) -> Explanation | None:
+    """A container that failed beside the main one, which has not."""
+    main = pod.asked.raw.get("name")
+    if not main or pod.deleting or pod.terminated.get("exitCode"):
+        return None
+    for container in pod.containers:
+        before = Object(container.status).part("lastState", "terminated")
+        ended = container.ended or before
+        code, memory = ended.get("exitCode"), ended.get("reason") == "OOMKilled"
+        # What ends the Pod stops all containers with the other codes.
+        stopped = code in {ExitCode.STOPPED, SIGKILLED} and not memory
+        runs = "running" in container.state and not memory
+        if container.init or container.name == main or not code or stopped or runs:
+            continue
+        look = f"kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(container.name)}"
+        return Explanation(
+            Cause.SIDECAR,
+            f"its container {container.name!r} ended with exit code {code}"
+            f"{', out of memory' * memory}, and {main!r} beside it did not fail",
+            "raise that container's memory limit" if memory else f"see what it wrote: {look}",
+            since=moment(ended.get("finishedAt")),
+        )
+    return None
+
+
 def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that its restart policy starts again."""
     # A Pod under Always never reaches the phase Succeeded, by which the operator ends the job.
@@ -187,8 +214,7 @@ def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
         return None
     return Explanation(
         Cause.STARTED_AGAIN,
-        "its training ended with exit code 0 and is started again each time, so the job never"
-        " succeeds",
+        "it ended with exit code 0 and is started again each time, so the job never succeeds",
         "use OnFailure instead of Always: policy.restart_policy, in a manifest restartPolicy",
     )
 
