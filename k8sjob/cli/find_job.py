@@ -231,7 +231,7 @@ def find(
         if not recorded or namespace == LOCAL or place.is_local:
             raise
         if (newest := _find_record(name, namespace)) is None:
-            if any_kind and isinstance(error, JobNotFound) and not _is_object(job):
+            if any_kind and isinstance(error, JobNotFound) and not _object_named(job):
                 raise _with_owners(error, name, place.connect(namespace)) from error
             raise
         return newest
@@ -245,7 +245,8 @@ def find(
 
 def _with_owners(error: JobNotFound, name: str, cluster: ClusterBackend) -> JobNotFound:
     """The error, with what else has the name and runs Pods."""
-    namespace, others = cluster.namespace, cluster.owners_named(name)
+    namespace = cluster.namespace
+    others = cluster.workloads.owners_named(name, namespace)
     commands = [f"`k8sjob why {namespace}/{other}`" for other in others if other not in str(error)]
     says = f"; {' or '.join(commands)} explains what has this name there" if commands else ""
     return JobNotFound(f"{error}{says}")
@@ -284,38 +285,40 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
 
 
 def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
-    of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
-    if of_kind and of_kind["word"] != LOCAL:
-        namespace, word, name = of_kind.group("namespace", "word", "name")
-        if not _is_object(job):
-            try:
-                return _find_job(job, place)
-            except (BackendError, click.UsageError):
-                if place.is_local or not _is_served(cluster := place.connect(), word):
-                    raise
-            return _find_object(cluster, job)
+    if of_kind := _object_named(job):
+        namespace = of_kind["namespace"]
         elsewhere = namespace and place.namespace not in {None, namespace}
         if place.is_local or namespace == LOCAL or elsewhere:
             message = f"{job!r} conflicts with the options for the place; give only one"
             raise click.UsageError(message)
-        return _find_object(place.connect(namespace), f"{word}/{name}")
-    return _find_job(job, place)
+        return _find_object(place.connect(namespace), f"{of_kind['word']}/{of_kind['name']}")
+    try:
+        return _find_job(job, place)
+    except (BackendError, click.UsageError):
+        perhaps = _KIND_NAME.fullmatch(job)
+        if not perhaps or perhaps["word"] == LOCAL or place.is_local:
+            raise
+        if (cluster := _serving(perhaps["word"], place)) is None:
+            raise
+    return _find_object(cluster, job)
 
 
-def _is_object(job: str) -> bool:
-    """Whether it is KIND/NAME, and not NAMESPACE/NAME, whatever the cluster has."""
+def _object_named(job: str) -> re.Match[str] | None:
+    """The parts of KIND/NAME, where it is no NAMESPACE/NAME whatever the cluster has."""
     of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
     # No namespace has a dot in its name, and none need be called like a kind of every cluster.
-    return bool(
-        of_kind and (of_kind["namespace"] or "." in of_kind["word"] or is_built_in(of_kind["word"]))
+    certain = of_kind and (
+        of_kind["namespace"] or "." in of_kind["word"] or is_built_in(of_kind["word"])
     )
+    return of_kind if certain else None
 
 
-def _is_served(cluster: ClusterBackend, word: str) -> bool:
-    """Whether the cluster has a kind of object that is called so; False where it cannot tell."""
+def _serving(word: str, place: Place) -> ClusterBackend | None:
+    """The cluster, if it has a kind of object that is called so; None where it cannot tell."""
     with suppress(BackendError):
-        return cluster.serves(word)
-    return False
+        cluster = place.connect()
+        return cluster if cluster.workloads.serves(word) else None
+    return None
 
 
 def _find_object(cluster: ClusterBackend, name: str) -> tuple[Backend, JobRef]:

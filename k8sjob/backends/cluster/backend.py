@@ -60,6 +60,7 @@ class ClusterBackend(Creation):
         transport: carries the requests; its errors are explained.
         context: the kubeconfig's context.
         namespace: of jobs that name none.
+        workloads: reads whatever else runs Pods.
     """
 
     recorded = False
@@ -71,7 +72,7 @@ class ClusterBackend(Creation):
         self._own_namespace: Json | None = None
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
-        self._workloads = Workloads(self.transport)
+        self.workloads = Workloads(self.transport)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -82,16 +83,8 @@ class ClusterBackend(Creation):
         """
         namespace = namespace or self.namespace
         if "/" in name:
-            return JobRef.of(self._workloads.find(name, namespace))
+            return JobRef.of(self.workloads.find(name, namespace))
         return JobRef.of(self._get(JobRef(name, namespace)))
-
-    def serves(self, word: str) -> bool:
-        """Whether a word names a kind of object in namespaces: "rayjobs", "sts"."""
-        return self._workloads.serves(word)
-
-    def owners_named(self, name: str) -> list[str]:
-        """The KIND/NAME of all that has this name in the namespace and runs Pods now."""
-        return self._workloads.owners_named(name, self.namespace)
 
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
@@ -244,7 +237,7 @@ class ClusterBackend(Creation):
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound, or JobTooLarge."""
         if "/" in ref.name:
-            return self._workloads.snapshot(ref)
+            return self.workloads.snapshot(ref)
         return self.snapshot_of(self._get(ref))
 
     def snapshot_of(self, job: Job) -> Snapshot:
@@ -265,7 +258,7 @@ class ClusterBackend(Creation):
         are warnings of the job, with the reasons ConnectionLost and ConnectionRestored.
         """
         if "/" in ref.name:
-            yield from self._workloads.watch(ref, stop)
+            yield from self.workloads.watch(ref, stop)
         else:
             yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
@@ -300,7 +293,7 @@ class ClusterBackend(Creation):
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
 
         # By its uid the output of an earlier job of the same name is left out.
-        workload = (lambda: self._workloads.workload(ref)) if "/" in ref.name else None
+        workload = (lambda: self.workloads.workload(ref)) if "/" in ref.name else None
         ref = ref if ref.uid or workload else JobRef.of(self._get(ref))
 
         def ended() -> bool:
@@ -309,7 +302,7 @@ class ClusterBackend(Creation):
             except JobNotFound:
                 return True
 
-        newest = (lambda: workload().newest) if workload else None
+        newest = (lambda: {Object(pod).name: pod for pod in workload().pods}) if workload else None
         # Shared by the readers of all replicas, and gone with the last of them.
         pods = self._pods.setdefault(
             ref.uid or ref.name, JobPods(self.transport, ref, ended, newest=newest)

@@ -230,11 +230,6 @@ class Workload(Job):
 
     # --- the names and Events of its Pods
 
-    @property
-    def newest(self) -> dict[str, Json]:
-        """The newest Pod of each replica."""
-        return {self.replica_of(pod): pod for pod in self.pods}
-
     def replica_of(self, pod: Json) -> str:
         """The replica that one of its Pods is."""
         name = Object(pod).name
