@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,12 @@ def test_one_slow_link_between_two_nodes_names_none():
     verdict = judge(2, reports(1, 1), pair, {**LIMITS, "min_bandwidth": GIB}, 1.0)
     assert (verdict.refused, verdict.culprits) == (True, [])
     assert "no node stands out" in verdict.summary
+
+
+def test_pods_that_share_a_node_are_not_compared():
+    shared = {rank: replace(report, node="n") for rank, report in reports(9, 1, 9, 9).items()}
+    slow = networks([(0, 1, GIB), (1, 2, 1), (2, 3, 1), (3, 0, GIB)])
+    assert not judge(4, shared, slow, LIMITS, 1.0).refused
 
 
 def test_of_two_nodes_the_slower_device_is_named_with_all_ranks_of_its_node():

@@ -103,6 +103,8 @@ def _examine(
     env: DistEnv, joined: Rendezvous | None, store: Store, report: Report, asked: Any
 ) -> None:
     """Examine this rank and its network, and report both; the thread that may never return."""
+    # Several threads wait for the one that another process delays: a busy CPU would look broken.
+    torch.set_num_threads(1)
     # After the verdict the store is closed.
     with suppress(dist.DistError):
         try:

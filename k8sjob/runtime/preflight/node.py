@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.env import DistEnv
 
-_SIDE: Final = {"cuda": 2048, "cpu": 256}
+_SIDE: Final = {"cuda": 2048, "cpu": 128}
 """Rows of the matrices. Sums of so many small integers are exact in float32, and in TF32."""
 _RATE_SECONDS: Final = 0.3
 """Of so many seconds the fastest product counts: others may use the CPU for a moment."""

@@ -57,12 +57,14 @@ def judge(
     if not (faults or absent):
         rates = {node[0]: min(reports[rank].flops for rank in node) for node in nodes}
         # A node that only serves the others has no GPU to compare.
-        for kind in {reports[rank].device for rank in rates}:
-            alike = {rank: rate for rank, rate in rates.items() if reports[rank].device == kind}
-            _compare(faults, alike, limits, ("matrix products", 1e9, "GFLOP/s"))
+        gpus = {rank: rate for rank, rate in rates.items() if reports[rank].device == "cuda"}
+        _compare(faults, gpus, limits, ("matrix products", 1e9, "GFLOP/s"))
+        cpus = _by_machine({rank: rates[rank] for rank in rates.keys() - gpus.keys()}, reports)
+        _compare(faults, cpus, limits, ("matrix products", 1e9, "GFLOP/s"))
         best = {rank: max(net.links.values()) for rank, net in networks.items() if net.links}
-        if len(nodes) > 2 and (through or over):
-            _compare(faults, best, limits, ("its better link", 2**20, "MiB/s"))
+        machines = _by_machine(best, reports)
+        if len(machines) > 2 and (through or over):
+            _compare(faults, machines, limits, ("its better link", 2**20, "MiB/s"))
     for rank in absent:
         faults[rank] = [f"did not answer within {limits['timeout']:g} s"]
     if faults:
@@ -123,6 +125,15 @@ def _ranks_of_nodes(reports: Mapping[int, Report]) -> list[list[int]]:
             nodes.append([])
         nodes[-1].append(rank)
     return nodes
+
+
+def _by_machine(rates: Mapping[int, float], reports: Mapping[int, Report]) -> dict[int, float]:
+    """The fastest rank of each node by name: Pods that share one take turns, and none is broken."""
+    fastest: dict[str, int] = {}
+    for rank in sorted(rates):
+        name = reports[rank].node
+        fastest[name] = max(fastest.get(name, rank), rank, key=rates.__getitem__)
+    return {rank: rates[rank] for rank in fastest.values()}
 
 
 def _compare(
