@@ -79,11 +79,11 @@ def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:
         SpecError: the overlay does not fit the manifest, or the script is not in the context.
     """
     # This machine keeps jobs as the training operator does, whatever they become in a cluster.
-    local: dict[str, str | None] = {"target": DEFAULT.name, "runtime": None}
+    local: dict[str, str] = {"target": DEFAULT.name}
     if spec.security == "openshift":
         # The user has a home here, with the caches of earlier runs.
         local["security"] = "restricted"
-    plan = plan_job(spec.model_copy(update=local), folder)
+    plan = plan_job(spec.without_runtime.model_copy(update=local), folder)
     check_script(spec, Path(folder), local=True)
     return plan
 

@@ -333,5 +333,5 @@ def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
     Raises:
         ValueError: the job has no such replica.
     """
-    alike = spec.model_copy(update={"target": DEFAULT.name, "runtime": None})
+    alike = spec.without_runtime.model_copy(update={"target": DEFAULT.name})
     return manifest(alike).injected_env(role, index)

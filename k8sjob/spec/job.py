@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
-from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig
+from k8sjob.contract import CONTAINER_NAMES, TRACKER_PACKAGES, WORKDIR, RuntimeConfig
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
+from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED, at_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.replicas import (
@@ -295,6 +295,25 @@ class JobSpec(Part, HasCard):
     def existing_runtime(self) -> Runtime | None:
         """The runtime of Trainer's that the job is laid over; None: it has its own."""
         return Runtime(name=self.runtime) if isinstance(self.runtime, str) else self.runtime
+
+    @property
+    def without_runtime(self) -> JobSpec:
+        """The job without its runtime, and without what it changes in that one's containers."""
+        if self.runtime is None:
+            return self
+        template = dict(self.pod_template)
+        if isinstance(template.get("spec"), dict):
+            pod = {
+                k: v
+                for k, v in template["spec"].items()
+                if k not in {"initContainers", "containers"}
+            }
+            several = template["spec"].get("containers")
+            containers = several if isinstance(several, list) else []
+            if trains := [c for c in containers if at_path(c, "name") in (None, *CONTAINER_NAMES)]:
+                pod["containers"] = trains
+            template["spec"] = pod
+        return self.model_copy(update={"runtime": None, "pod_template": template})
 
     @property
     def image_reference(self) -> str:

@@ -8,6 +8,7 @@ from clusters import Cluster, status
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.backend import ClusterBackend
+from k8sjob.checks.lint import lint
 from k8sjob.errors import BackendError, SpecError
 from k8sjob.jobs.plan import plan_run, plan_submission
 from k8sjob.jobs.submit import compare, for_namespace, submit_plan
@@ -115,7 +116,15 @@ def test_one_error_has_all_that_it_cannot_say():
 
 
 def test_a_run_on_this_machine_ignores_it(tmp_path):
-    plan = plan_run(spec(run={"command": ["true"]}), tmp_path)
+    containers = [{"name": "pytorch", "tty": True}, {"name": "side", "env": []}]
+    pod = {"containers": containers, "initContainers": [{"name": "prepare", "env": []}]}
+    job = spec(run={"command": ["true"]}, pod_template={"spec": pod})
+    plan = plan_run(job, tmp_path)
+    assert [c["name"] for c in plan.job.replicas[0].pod["containers"]] == ["pytorch"]
+    (tmp_path / "job.yaml").write_text(
+        job.with_(pod_template={"spec": {**pod, "containers": containers[1:]}}).to_yaml()
+    )
+    assert not [finding for finding in lint(tmp_path) if "image" in finding.message]
     assert (plan.job.target.name, plan.spec.runtime) == ("pytorchjob", None)
 
 

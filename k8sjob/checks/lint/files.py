@@ -188,8 +188,8 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
         spec = validated(document, changes, folder)
         rendered = manifest_text = render(spec)
         if spec.target != DEFAULT.name:  # for the checks of restarts and launchers
-            alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}, "runtime": None}
-            rendered = render(spec.model_copy(update=alike))
+            alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
+            rendered = render(spec.without_runtime.model_copy(update=alike))
     except SpecError as error:
         return _invalid(error, source, document)
     manifest = next(_jobs_in([parse(rendered)]))
