@@ -334,24 +334,14 @@ def _kind_of(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _selector(raw: Json) -> str:
-    """The label selector of an object, as a query has it; empty if it has none."""
+    """Labels that all of its Pods have, as a query has them; empty where none are known."""
     view = Object(raw)
     if raw["kind"] == "PodList":
         return view.name
-    selector, text = view.part("spec", "selector"), view.status.get("selector")
-    if not selector:
-        return text if isinstance(text, str) else ""
-    return ",".join(_terms(selector))
-
-
-def _terms(selector: Json) -> Iterator[str]:
-    # A ReplicationController has the labels alone.
-    labels = selector.get("matchLabels", {} if "matchExpressions" in selector else selector)
-    yield from (f"{key}={value}" for key, value in labels.items())
-    for term in selector.get("matchExpressions") or ():
-        key, values = term.get("key"), f"({','.join(term.get('values') or ())})"
-        forms = {"In": f"{key} in {values}", "NotIn": f"{key} notin {values}", "Exists": f"{key}"}
-        yield forms.get(str(term.get("operator")), f"!{key}")
+    labels = view.part("spec", "selector", "matchLabels")
+    # A ReplicationController has the labels alone; who owns a Pod decides in any case.
+    labels = view.part("spec", "selector") if raw.get("apiVersion") == "v1" else labels
+    return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def _current(branches: Sequence[tuple[Object, list[Json]]]) -> Iterator[Json]:
