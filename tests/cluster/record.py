@@ -29,8 +29,8 @@ NAMESPACE, SHOWN = "test-record", "team"
 RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
 OF_OTHERS = (
     "job-quota", "job-deadline", "cron-memory", "cron-account", "cron-probe", "set-init",
-    "set-claim", "pod-command", "pod-evicted", "wrap-exception", "wrap-deadline", "wrap-gpus",
-    "wrap-security",
+    "set-peers", "set-claim", "pod-command", "pod-evicted", "wrap-exception", "wrap-deadline",
+    "wrap-gpus", "wrap-security",
 )  # fmt: skip
 SECONDS = 200  # until a cause must have shown itself
 TOKEN = "kube-api-access"
