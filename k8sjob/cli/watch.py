@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 
 @click.command("watch")
 @job_argument(required=False)
-@click.option(
-    "--replay",
-    "factor",
-    type=click.FloatRange(min=0.01),
-    metavar="FACTOR",
-    help="Replay a job that has ended, FACTOR times as fast as it ran.",
-)
 @view_options
 @selector_option
 @place_options(everywhere=True)
 def watch_command(  # noqa: PLR0917 - click hands them over by name
     job: str | None,
-    factor: float | None,
     output: str,
     verbose: bool,
     no_logs: bool,
@@ -48,16 +40,12 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
     machine. Ctrl-C does not affect the jobs. The exit code is that of the job's outcome: 0 if it
     succeeded, 100 if it failed, 103 if it was stopped or deleted.
     """
-    if factor and (job is None or no_logs):
-        raise click.UsageError("--replay shows the output of one job: give NAME, without --no-logs")
     if job is None:
         return _watch_all(output, labels, place)
     if labels or place.all_namespaces:
         raise click.UsageError("-l and -A select among all jobs; omit them or NAME")
     backend, ref = find(job, place, any_kind=True)
-    return attach(
-        backend, ref, place, output=output, logs=not no_logs, verbose=verbose, factor=factor
-    )
+    return attach(backend, ref, place, output=output, logs=not no_logs, verbose=verbose)
 
 
 def _watch_all(output: str, labels: str, place: Place) -> int:
@@ -90,12 +78,11 @@ def attach(
     output: str = "auto",
     logs: bool = True,
     verbose: bool = False,
-    factor: float | None = None,
 ) -> int:
     """Follow a job that continues when its reader leaves; the exit code."""
     files = backend.folder(ref) if isinstance(backend, LocalBackend) else None
     kind = cast("Output", output)
-    code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files, factor=factor)
+    code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files)
     if code > 128:
         print_status(f"Detached; reattach with k8sjob watch {ref}{place.options}")
     elif code in {JobState.SUCCEEDED.exit_code, JobState.FAILED.exit_code}:

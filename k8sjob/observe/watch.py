@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 import time
@@ -44,8 +43,6 @@ PATIENCE_SECONDS: Final = 10.0
 """A problem that resolves itself sooner is not reported."""
 LOOK_SECONDS: Final = 0.5
 """Seconds between checks of the jobs on this machine."""
-_LONGEST_GAP_SECONDS: Final = 86_400.0
-"""Of a replay; clocks of nodes may be wrong, and timestamps of others' records anything."""
 LAST_LINES: Final = 50
 """Last lines that are read of a failed replica that is not followed."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -115,42 +112,6 @@ def watch(
             elif item is not None:
                 yield watcher.line(item)
             yield from watcher.stalled()
-    yield from watcher.end()
-
-
-def replay(backend: Backend, ref: JobRef, factor: float) -> Iterator[Event]:
-    """What `watch` shows of a job that has ended, again, `factor` times as fast as it was written.
-
-    Raises:
-        BackendError: the job has not ended.
-    """
-    snapshot = backend.snapshot(ref)
-    status = job_status(snapshot)
-    if not status.state.finished:
-        raise BackendError(f"{ref} had not ended; --replay shows a job that has")
-    now = time.time()
-    began = {"created": now, "started": now, "finished": None, "exit_code": None}
-    running = {"state": str(JobState.RUNNING), "reason": "", "message": ""}
-    yield Event(EventKind.JOB, _job_data(status) | began | running, now)
-    for replica in status.replicas:
-        data = {"phase": "Running", "restarts": 0, "node": replica.node}
-        yield Event(EventKind.REPLICA, data, now, replica.name)
-
-    def read(name: str) -> Iterator[LogLine]:
-        with suppress(BackendError):  # a record may be without it
-            yield from backend.logs(ref, name)
-
-    watcher = _Watcher(Stalled())
-    sources = map(read, replica_names(snapshot.job)[:MOST_AT_ONCE])
-    due = last = 0.0
-    for line in heapq.merge(*sources, key=lambda line: line.timestamp):
-        event = watcher.line(line)
-        written = line.time
-        due += min(max(written - (last or written), 0), _LONGEST_GAP_SECONDS) / factor
-        last = written
-        time.sleep(max(now + due - time.time(), 0))
-        yield event
-    yield from watcher.changed(snapshot, None)
     yield from watcher.end()
 
 

@@ -21,7 +21,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.merge import Ended, Merge
-from k8sjob.observe.watch import replay, watch
+from k8sjob.observe.watch import watch
 from k8sjob.targets.api import JobState
 from k8sjob.view.views import CallbackView, Format, Output, board, close_with_report, viewer
 
@@ -52,7 +52,6 @@ def follow(
     interrupted: Callable[[int], str | None] = lambda _times: None,
     files: JobFolder | None = None,
     on_event: Callable[[Event], object] = lambda _event: None,
-    factor: float | None = None,
     outlives_reader: bool = False,
 ) -> int:
     """Show a job to its end.
@@ -67,7 +66,6 @@ def follow(
             and returns a message, or None if the reader detaches from the job, as by default.
         files: the job's folder on this machine; the report names it, and what the job wrote.
         on_event: called with each event that is shown.
-        factor: the job has ended, and is shown again, so many times as fast.
         outlives_reader: continue without output when a pipe is closed by its reader, as by head.
 
     Returns:
@@ -93,9 +91,8 @@ def follow(
                     raise
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-        events = replay(backend, ref, factor) if factor else watch(backend, ref, logs=logs)
-        shown = batches(events)
-        if files and not (factor or isinstance(view, CallbackView)):  # a program gets all
+        shown = batches(watch(backend, ref, logs=logs))
+        if files and not isinstance(view, CallbackView):  # a program gets all
             shown = _since_resume(shown, view.summary, backend.snapshot(ref))
         for batch in shown:
             write(partial(view.show, batch))

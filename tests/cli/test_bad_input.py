@@ -60,7 +60,7 @@ def test_a_file_without_an_end_is_too_large(command, k8sjob):
     assert "/dev/zero: longer than the 1048576 bytes" in done.err
 
 
-READ = ["why", "status", "logs", "usage", "watch --replay 1000", "report", "archive"]
+READ = ["why", "status", "logs", "usage", "report", "archive"]
 
 
 @pytest.mark.parametrize("command", [*READ, "watch", "rerun", "ui --local"])

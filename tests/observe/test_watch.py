@@ -31,7 +31,7 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
-from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, replay, watch, watch_all
+from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch, watch_all
 from k8sjob.targets.jobs import job_of
 
 
@@ -598,45 +598,6 @@ class Ended(Script):
         if replica == "worker-1":
             raise BackendError("the record has nothing of it")
         return (line for line in self.lines if line.replica == replica)
-
-
-def test_a_job_that_has_ended_is_shown_again_at_its_pace():
-    failed = make_pod("master-0", "Failed", terminated=ended(7, "ValueError: x"))
-    done = snapshot("Running", "Failed", pods=[failed])
-    lines = [
-        line("master-0", "one", 0),
-        line("worker-0", "two", 10),
-        line("master-0", "three", 20),
-        line("worker-0", "four", 40),
-    ]
-    came = {}
-    events = []
-    began = time.monotonic()
-    for event in replay(Ended([done], lines), REF, 100):
-        events.append(event)
-        came[event.data.get("text")] = time.monotonic() - began
-    assert texts(events) == ["one", "two", "three", "four"]
-    assert came["two"] > 0.09
-    assert came["three"] > 0.19
-    assert 0.38 < came["four"] < 10
-    assert job_states(events) == ["Running", "Failed"]
-    phases = [(one.replica, one.data["phase"]) for one in of_kind(events, "replica")]
-    assert phases == [("master-0", "Running"), ("master-0", "Failed")]
-    assert events[-1].kind == "finding"
-
-
-def test_a_replay_waits_for_no_clock_that_was_wrong():
-    times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:00Z", "9999-01-01T00:00:00Z"]
-    lines = [LogLine("master-0", 0, one, one) for one in times]
-    begun = time.monotonic()
-    done = snapshot("Succeeded", replicas=MASTER)
-    assert texts(replay(Ended([done], lines), REF, 1e6)) == times
-    assert time.monotonic() - begun < 20
-
-
-def test_no_replay_of_a_job_that_runs():
-    with pytest.raises(BackendError, match="had not ended; --replay shows a job that has"):
-        list(replay(Ended([snapshot("Running", pods=running("master-0"))]), REF, 1))
 
 
 def test_the_record_of_a_job_that_runs_is_shown_whole_before_it_ends(tmp_path):
