@@ -278,8 +278,8 @@ class Reason:
         rank: the process rank that failed first on this node; -1 when it concerns the whole node.
         type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError"; "Late"
             where the others waited too long for a rank that works; "Left" where the rank waited
-            for culprits that had ended with exit code 0; "Preflight" (with exit_code 0 for a node
-            that leaves an elastic group); "Unmet", with exit_code 0, see EventKind.UNMET.
+            for culprits that had ended with exit code 0; "Preflight"; "Unmet", with exit_code 0,
+            see EventKind.UNMET.
         message: the last error, one paragraph.
         where: "file:line" of the last frame, or empty.
         time: seconds since the epoch at which it was seen.

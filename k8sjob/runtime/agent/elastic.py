@@ -20,7 +20,6 @@ import threading
 import time
 from concurrent.futures import wait
 from contextlib import closing, suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,7 +106,7 @@ def run_elastic(
             # round, and a code below 128 means that no round can end better.
             stays = record.unkillable or (reason and not retryable(reason.exit_code))
             if inbox.stopping() or stays:
-                return _leaving(env, reason), False
+                return reason, False
             if time.monotonic() - began >= TIMEOUTS.settled:
                 failures = losses = 0
             why = describe(reason) if reason else "stopped"
@@ -128,18 +127,6 @@ def run_elastic(
             if failures or losses > 1:  # the first loss of a node is followed by no pause
                 inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
     return stopped(inbox), False
-
-
-def _leaving(env: ElasticEnv, reason: Reason | None) -> Reason | None:
-    """The reason with which this node ends; one that the preflight refuses leaves with success.
-
-    A failed Worker would end the whole job, and the others train without this one. Not so the host
-    of the store: without it no group forms, and its success would be the job's.
-    """
-    if reason and reason.means(ExitCode.PREFLIGHT) and not env.hosts:
-        log_line(f"{describe(reason)}; the others train without this node")
-        return replace(reason, exit_code=0)
-    return reason
 
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:

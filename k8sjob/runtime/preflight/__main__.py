@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.env import dist_env, is_elastic, stay_on_loopback
+from k8sjob.runtime.base.env import dist_env, stay_on_loopback
 from k8sjob.runtime.base.errors import EnvError, PeerLost, first_line, peer_loss
 from k8sjob.runtime.base.event_lines import log_line
 from k8sjob.runtime.base.network import is_loopback
@@ -80,9 +80,6 @@ def main(pipe: int) -> ExitCode:
         if env.rank == 0:
             log_line(f"preflight: {verdict.summary}")
         return ExitCode.DONE
-    if is_elastic() and env.rank not in verdict.culprits and verdict.culprits:
-        # This node forms the next group, without those.
-        return _fail(env, ExitCode.PEER_LOST, "PeerLost", verdict)
     return _fail(env, ExitCode.PREFLIGHT, "Preflight", verdict)
 
 
