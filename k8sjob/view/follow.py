@@ -140,7 +140,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
 
     Args:
         events: see observe.watch_all.
-        output: "auto" is a table in a terminal and a line a change elsewhere.
+        output: "json" is an object for each event, all others a row for each change.
 
     Raises:
         BackendError: the jobs could not be read any more.

@@ -6,18 +6,19 @@ import re
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.training import STARTING, waiting
-from k8sjob.sanitize import flat, integer, text
-from k8sjob.view.formats import file_name, last_line, started, values
+from k8sjob.sanitize import flat, integer, real, text
+from k8sjob.view.formats import duration, file_name, last_line, started, values
 from k8sjob.view.summary import REPEATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from k8sjob.findings import Finding
 
@@ -212,3 +213,50 @@ _PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.WARNING: lambda event: Text(f"warning: {text(event.data.get('message'))}", "yellow"),
     EventKind.STOPPING: _stopping,
 }
+
+
+# --- many jobs ----------------------------------------------------------------------------------
+
+_JOB_WIDTH: Final = 24
+_STATE_WIDTH: Final = 10
+_COUNTS_WIDTH: Final = 22
+
+
+class JobRows:
+    """A row for each change of one of many jobs."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._width = _JOB_WIDTH
+        self._clock = JobClock()
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write what changed; nothing for none."""
+        for event in events:
+            if event.kind == EventKind.JOB:
+                self._out.write(self._row(event) + "\n")
+            elif event.kind == EventKind.WARNING:
+                self._out.write(f"warning: {text(event.data.get('message'))}\n")
+        if events:
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+    def _row(self, event: Event) -> str:
+        data, now = event.data, self._clock.now(event.time)
+        name = f"{text(data.get('namespace'))}/{text(data.get('name'))}"
+        self._width = max(self._width, cell_len(name))
+        state, phases = text(data.get("state")), data.get("counts")
+        pairs = phases.items() if isinstance(phases, dict) else ()
+        counts = ", ".join(f"{integer(count) or 0} {text(phase)}" for phase, count in pairs)
+        begin, end = real(data.get("started")), real(data.get("finished")) or now
+        took = "" if begin is None else duration(max(end - begin, 0))
+        message = text(data.get("message")) if state in {"Failed", "Restarting"} else ""
+        columns = _padded(name, self._width), _padded(state, _STATE_WIDTH)
+        row = [*columns, _padded(counts, _COUNTS_WIDTH), f"{took:>8}", message]
+        return "  ".join(row).rstrip()
+
+
+def _padded(value: str, width: int) -> str:
+    return value + " " * max(width - cell_len(value), 0)

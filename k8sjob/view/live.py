@@ -1,16 +1,14 @@
-"""The live screen of a terminal: lines scroll by, above one job or a table of many."""
+"""The live screen of a terminal: lines scroll by, above the state of the job."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from k8sjob.contract import Event, EventKind, counted
-from k8sjob.sanitize import integer, real, text
+from k8sjob.contract import Event, counted
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.formats import costs, duration, position, started
 from k8sjob.view.lines import NAME_WIDTH, STATE_STYLE, JobClock, LinePrinter, color
@@ -18,7 +16,7 @@ from k8sjob.view.lines import NAME_WIDTH, STATE_STYLE, JobClock, LinePrinter, co
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import Console, OverflowMethod
+    from rich.console import Console
 
     from k8sjob.observe.status import ReplicaStatus
     from k8sjob.view.summary import JobSummary
@@ -213,149 +211,3 @@ class Region:
     def _write(self, written: str) -> None:
         self._console.file.write(written)
         self._console.file.flush()
-
-
-# --- many jobs ----------------------------------------------------------------------------------
-
-_JOB_WIDTH: Final = 24
-_STATE_WIDTH: Final = 10
-_COUNTS_WIDTH: Final = 22
-_ENDED: Final = frozenset({"Succeeded", "Failed", "Stopped", "Deleted"})
-_FIRST: Final = ("Failed", "Restarting", "Deleting", "Suspended", "Queued", "Created", "Running")
-
-
-@dataclass(frozen=True, slots=True)
-class ListedJob:
-    """A job as last reported."""
-
-    name: str
-    state: str
-    counts: str
-    started: float | None
-    finished: float | None
-    message: str
-
-    @classmethod
-    def of(cls, event: Event) -> ListedJob:
-        """The job in a JOB event of many jobs."""
-        data = event.data
-        counts = data.get("counts")
-        pairs = counts.items() if isinstance(counts, dict) else ()
-        state = text(data.get("state"))
-        return cls(
-            name=f"{text(data.get('namespace'))}/{text(data.get('name'))}",
-            state=state,
-            counts=", ".join(f"{integer(n) or 0} {text(phase)}" for phase, n in pairs),
-            started=real(data.get("started")),
-            finished=real(data.get("finished")),
-            message=text(data.get("message")) if state in {"Failed", "Restarting"} else "",
-        )
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended, or is gone."""
-        return self.state in _ENDED
-
-    def line(self, width: int, now: float, cut: OverflowMethod = "ignore") -> Text:
-        """The job as a row, its name in `width` columns at least; at most, where it is cut."""
-        row = Text(self.name)
-        row.truncate(width, overflow=cut)
-        row = Text(_padded(row.plain, width) + "  ")
-        row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
-        end = self.finished or now
-        took = "" if self.started is None else duration(max(end - self.started, 0))
-        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {took:>8}")
-        if self.message:
-            row.append(f"  {self.message}")
-        row.rstrip()
-        return row
-
-
-class PlainBoard:
-    """One row a change."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._width = _JOB_WIDTH
-        self._clock = JobClock()
-
-    def show(self, events: Sequence[Event]) -> None:
-        """Write what changed; nothing for none."""
-        for event in events:
-            if event.kind == EventKind.JOB:
-                job = ListedJob.of(event)
-                self._width = max(self._width, cell_len(job.name))
-                now = self._clock.now(event.time)
-                self._out.write(job.line(self._width, now).plain + "\n")
-            elif event.kind == EventKind.WARNING:
-                self._out.write(f"warning: {text(event.data.get('message'))}\n")
-        if events:
-            self._out.flush()
-
-    def close(self) -> None:
-        """Nothing is left open."""
-
-
-class LiveBoard:
-    """A table of the jobs that have not ended; those that end scroll by above it."""
-
-    def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
-        self._console = console
-        self._jobs: dict[str, ListedJob] = {}
-        self._ended = Counter[str]()
-        self._clock = JobClock()
-        self._region = Region(console)
-        self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
-
-    def show(self, events: Sequence[Event]) -> None:
-        """Take in what changed and draw the table, in one write."""
-        above = []
-        for event in events:
-            if event.kind == EventKind.WARNING:
-                above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
-            elif event.kind == EventKind.JOB:
-                job, now = ListedJob.of(event), self._clock.now(event.time)
-                self._add(job)
-                if job.ended:
-                    above.append(job.line(_JOB_WIDTH, now))
-        size = self._console.size
-        rows = self._rows(size.width, size.height)
-        self._region.draw(rows, Text("\n").join(above) if above else None)
-
-    def close(self) -> None:
-        """Take the table away; the lines above stay."""
-        self._region.close()
-
-    def _add(self, job: ListedJob) -> None:
-        """Count a job; of one that has ended, only its state."""
-        listed = self._jobs.pop(job.name, None)
-        if not job.ended:
-            self._jobs[job.name] = job
-        elif listed or job.state != "Deleted":
-            self._ended[job.state] += 1
-
-    def _rows(self, columns: int, rows: int) -> list[Text]:
-        room = max(rows - 3, 1)
-        # Those that do not run come first, then by name.
-        order = {state: place for place, state in enumerate(_FIRST)}
-        ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
-        shown = ranked[: room - 1]
-        width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
-        # In little room the state is worth more than the end of a name.
-        width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
-        hidden = len(ranked) - len(shown)
-        more = f"; {hidden} more" if hidden else ""
-        totals = (Counter(job.state for job in ranked) + self._ended).most_common()
-        counts = ", ".join(f"{count} {state}" for state, count in totals)
-        title = Text(counts or "no jobs", style="bold")
-        title.truncate(max(columns - 1 - len(more), 1), overflow=self._overflow)
-        title.append(more)
-        now = self._clock.now()
-        lines = [title, *(job.line(width, now, self._overflow) for job in shown)]
-        for line in lines:
-            line.truncate(max(columns - 1, 1), overflow=self._overflow)
-        return lines
-
-
-def _padded(value: str, width: int) -> str:
-    return value + " " * max(width - cell_len(value), 0)

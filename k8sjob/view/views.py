@@ -26,8 +26,8 @@ from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
 from k8sjob.view.formats import costs, duration, position, started
-from k8sjob.view.lines import JobClock, LinePrinter
-from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
+from k8sjob.view.lines import JobClock, JobRows, LinePrinter
+from k8sjob.view.live import LiveView
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
@@ -250,14 +250,9 @@ def viewer(
     return PlainView(out, job, verbose=verbose)
 
 
-def board(kind: Format) -> LiveBoard | PlainBoard | CallbackView:
-    """The view of many jobs on stdout; see `viewer`."""
-    out = sys.stdout
-    if kind == "json":
-        return json_view(out)
-    if kind == "auto" and is_live(out):
-        return LiveBoard(console_for(out), ascii_only=ascii_only(out))
-    return PlainBoard(out)
+def board(kind: Format) -> JobRows | CallbackView:
+    """The view of many jobs on stdout: JSON lines, or a row for each change."""
+    return json_view(sys.stdout) if kind == "json" else JobRows(sys.stdout)
 
 
 def close_with_report(
