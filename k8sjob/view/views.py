@@ -264,7 +264,7 @@ def close_with_report(
         return
     out = out or sys.stdout
     console = console_for(out)
-    lines = report(view.summary, width=console.width, more=more)
+    lines = report(view.summary, more=more)
     console.print(Text("\n").join([Text(), *lines]), soft_wrap=True)
 
 

@@ -199,7 +199,7 @@ def test_many_replicas_become_counts():
 
 def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
     assert all(line.isascii() for line in screen(life, width=30, ascii_only=True))
-    assert shown(life, width=40).isascii()
+    assert shown(life).isascii()
 
 
 @given(ANY_EVENTS, st.integers(1, 150), st.integers(1, 40))
@@ -318,9 +318,7 @@ def test_the_panel_counts_from_the_making_of_the_job_by_the_servers_clock(life):
 
 def test_the_summary_says_what_was_reached(life):
     text = shown([*life, ended(34.0)], more={"logs": "k8sjob logs digits"})
-    assert "loss, epoch 0.5 to 2" in text
-    assert text.endswith(
-        "\n"
+    assert text == (
         "digits Succeeded after 0:34\n"
         "  accuracy    0.97\n"
         "  checkpoint  /checkpoints/step-40.pt\n"
