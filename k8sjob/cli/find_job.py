@@ -19,8 +19,9 @@ from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
 from k8sjob.cli.output import print_status, warn
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
-from k8sjob.kube.client.discovery import is_built_in, is_selector
+from k8sjob.kube.api_resources import is_selector
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
+from k8sjob.targets.jobs import names_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,33 +224,24 @@ def find(
     if is_record(job):
         record = open_record(job)
         return record, record.find("")
+    if of_kind := _object_named(job):
+        if not any_kind:
+            raise K8sJobError(
+                f"{job!r} names an object by its kind, and this command takes jobs alone: write"
+                " NAME, -n NAMESPACE for another namespace; `why`, `status`, `logs`, `watch`,"
+                " `report` and `usage` read any object that runs pods"
+            )
+        return _find_object(of_kind, place)
     try:
-        backend, ref = _find(job, place)
-    except BackendError as error:
+        return _find_job(job, place)
+    except BackendError:
         namespace, _, name = job.rpartition("/")
         namespace = namespace or place.namespace or ""
         if not recorded or namespace == LOCAL or place.is_local:
             raise
         if (newest := _find_record(name, namespace)) is None:
-            if any_kind and isinstance(error, JobNotFound) and not _object_named(job):
-                raise _with_owners(error, name, place.connect(namespace)) from error
             raise
         return newest
-    if "/" in ref.name and not any_kind:
-        raise K8sJobError(
-            f"{ref} is no job of a kind that k8sjob makes, so this command does not take it: use"
-            " kubectl; `why`, `status`, `logs`, `watch`, `report` and `usage` read it"
-        )
-    return backend, ref
-
-
-def _with_owners(error: JobNotFound, name: str, cluster: ClusterBackend) -> JobNotFound:
-    """The error, with what else has the name and runs Pods."""
-    namespace = cluster.namespace
-    others = cluster.workloads.owners_named(name, namespace)
-    commands = [f"`k8sjob why {namespace}/{other}`" for other in others if other not in str(error)]
-    says = f"; {' or '.join(commands)} explains what has this name there" if commands else ""
-    return JobNotFound(f"{error}{says}")
 
 
 def is_record(job: str) -> bool:
@@ -284,49 +276,34 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
     return record, ref
 
 
-def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
-    if of_kind := _object_named(job):
-        namespace = of_kind["namespace"]
-        elsewhere = namespace and place.namespace not in {None, namespace}
-        if place.is_local or namespace == LOCAL or elsewhere:
-            message = f"{job!r} conflicts with the options for the place; give only one"
-            raise click.UsageError(message)
-        return _find_object(place.connect(namespace), f"{of_kind['word']}/{of_kind['name']}")
-    try:
-        return _find_job(job, place)
-    except (BackendError, click.UsageError):
-        perhaps = _KIND_NAME.fullmatch(job)
-        if not perhaps or perhaps["word"] == LOCAL or place.is_local:
-            raise
-        if (cluster := _serving(perhaps["word"], place)) is None:
-            raise
-    return _find_object(cluster, job)
-
-
 def _object_named(job: str) -> re.Match[str] | None:
-    """The parts of KIND/NAME, where it is no NAMESPACE/NAME whatever the cluster has."""
+    """The parts of KIND/NAME, where it is no NAMESPACE/NAME."""
     of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
-    # No namespace has a dot in its name, and none need be called like a kind of every cluster.
+    # No namespace has a dot in its name, and none need be called like a kind that needs no group.
     certain = of_kind and (
-        of_kind["namespace"] or "." in of_kind["word"] or is_built_in(of_kind["word"])
+        of_kind["namespace"] or "." in of_kind["word"] or names_kind(of_kind["word"])
     )
     return of_kind if certain else None
 
 
-def _serving(word: str, place: Place) -> ClusterBackend | None:
-    """The cluster, if it has a kind of object that is called so; None where it cannot tell."""
-    with suppress(BackendError):
-        cluster = place.connect()
-        return cluster if cluster.workloads.serves(word) else None
-    return None
-
-
-def _find_object(cluster: ClusterBackend, name: str) -> tuple[Backend, JobRef]:
+def _find_object(of_kind: re.Match[str], place: Place) -> tuple[Backend, JobRef]:
     """Any object of the cluster that runs Pods, or the job that it is part of."""
+    namespace, name = of_kind["namespace"], f"{of_kind['word']}/{of_kind['name']}"
+    elsewhere = namespace and place.namespace not in {None, namespace}
+    if place.is_local or namespace == LOCAL or elsewhere:
+        raise click.UsageError(_conflict(of_kind[0]))
+    cluster = place.connect(namespace)
     ref = cluster.find(name)
-    if "/" not in ref.name and ref.name != name.partition("/")[2]:
+    if "/" not in ref.name and ref.name != of_kind["name"]:
         print_status(f"{name}: its {ref.kind} is {ref}, which is shown")
     return cluster, ref
+
+
+def _conflict(job: str) -> str:
+    return (
+        f"{job!r} conflicts with the options for the place; give only one (a kind that not every"
+        " cluster has is written with its group, as rayjobs.ray.io/NAME)"
+    )
 
 
 def _find_job(job: str, place: Place) -> tuple[Backend, JobRef]:
@@ -342,7 +319,7 @@ def _find_job(job: str, place: Place) -> tuple[Backend, JobRef]:
     local_only = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (local_only and place.is_cluster):
-        raise click.UsageError(f"{job!r} conflicts with the options for the place; give only one")
+        raise click.UsageError(_conflict(job))
     if local_only:
         local = local_backend()
         return local, local.find(name)

@@ -107,6 +107,62 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object in a namespace, as its apiserver calls it.
+
+    Attributes:
+        kind: "RayJob".
+        plural: "rayjobs", in paths.
+        api_version: "ray.io/v1".
+        words: other names for the kind: the singular, short names.
+    """
+
+    kind: str
+    plural: str
+    api_version: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        """The group of its API; empty for Kubernetes' core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def word(self) -> str:
+        """What a command line calls it: "deployment", "rayjobs.ray.io"."""
+        return self.kind.lower() if self in BUILT_IN else f"{self.plural}.{self.group}"
+
+    def path(self, namespace: str, name: str = "") -> str:
+        """The path of one of its objects, or of all in a namespace."""
+        version = self.api_version if self.group else ""
+        return path(self.plural, namespace, name, api_version=version)
+
+    def is_called(self, word: str) -> bool:
+        """Whether a word in lower case names the kind."""
+        names = (self.kind.lower(), self.plural, *self.words)
+        return word in names or word in {f"{name}.{self.group}" for name in names}
+
+
+POD: Final = Resource("Pod", "pods", "v1", ("po",))
+BUILT_IN: Final = (
+    POD,
+    Resource("Job", "jobs", "batch/v1"),
+    Resource("CronJob", "cronjobs", "batch/v1", ("cj",)),
+    Resource("Deployment", "deployments", "apps/v1", ("deploy",)),
+    Resource("StatefulSet", "statefulsets", "apps/v1", ("sts",)),
+    Resource("DaemonSet", "daemonsets", "apps/v1", ("ds",)),
+    Resource("ReplicaSet", "replicasets", "apps/v1", ("rs",)),
+    Resource("ReplicationController", "replicationcontrollers", "v1", ("rc",)),
+)
+"""The kinds of every cluster that run Pods."""
+
+
+def is_selector(name: str) -> bool:
+    """Whether it is a label selector and not a name."""
+    return any(character in name for character in "=!,( ")
+
+
+@dataclass(frozen=True, slots=True)
 class ResourcePath:
     """The parts of a path; empty if it has none. The core API has no group."""
 

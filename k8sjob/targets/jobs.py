@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONFIG_ENV, CONTAINER_NAMES, Role, decode_object
 from k8sjob.findings import field_path
-from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
+from k8sjob.kube.api_resources import (
+    BUILT_IN,
+    ObjectReference,
+    Resource,
+    foreign_kind,
+    path,
+    references_of,
+)
 from k8sjob.kube.capacity import add, pod_requests
 from k8sjob.kube.objects import (
     PRIORITY,
@@ -46,6 +53,8 @@ PREFERRED: Final = [reader.target for reader in READERS]
 DEFAULT: Final = PREFERRED[0]
 TARGETS: Final = [DEFAULT, *reversed(PREFERRED[1:])]
 """All kinds of job, in the order in which a name is looked for."""
+KINDS: Final = (*BUILT_IN, *(Resource(t.kind, t.resource, t.api_version) for t in TARGETS))
+"""The kinds whose words need no group: those of every cluster, and those of jobs."""
 MOST_REPLICAS: Final = 100_000
 """The replicas of the largest job that is read with all that belongs to it."""
 _GRACE_SECONDS: Final = 30
@@ -72,6 +81,11 @@ def of_kind(kind: str | None) -> Target:
 def reader_of(job: Json) -> ManifestReader:
     """The reader of a job; the first one for an object of no kind of job."""
     return next((reader for reader in READERS if reader.target.kind == job.get("kind")), READERS[0])
+
+
+def names_kind(word: str) -> bool:
+    """Whether a word names one of KINDS."""
+    return any(resource.is_called(word.lower()) for resource in KINDS)
 
 
 def is_job(item: Json) -> bool:

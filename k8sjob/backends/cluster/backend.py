@@ -470,7 +470,8 @@ class ClusterBackend(Creation):
     def _not_found(self, ref: JobRef, more: str = "") -> JobNotFound:
         return JobNotFound(
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
-            f" `k8sjob list` shows the existing ones, -n chooses another namespace{more}"
+            f" `k8sjob list` shows the existing ones, -n chooses another namespace; `k8sjob why`"
+            f" takes deploy/NAME, rayjobs.ray.io/NAME or the like of what is no job{more}"
         )
 
 

@@ -7,31 +7,32 @@ it has one, only saves reading the others. Each object on the way is read once.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.informer import with_groups
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.api_resources import path
-from k8sjob.kube.client.discovery import BUILT_IN, POD, Discovery, Resource, is_selector
+from k8sjob.kube.api_resources import BUILT_IN, POD, Resource, is_selector, path
+from k8sjob.kube.client.discovery import Discovery
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, Pod, event_time, in_time, moment, without_managed_fields
 from k8sjob.sanitize import safe_line
-from k8sjob.targets.jobs import TARGETS, is_job, job_of, job_path
+from k8sjob.targets.jobs import KINDS, TARGETS, is_job, job_of, job_path
 from k8sjob.targets.workload.job import Workload
 from k8sjob.targets.workload.pods import controller_of
 from k8sjob.targets.workload.target import WorkloadTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import JobRef
     from k8sjob.kube.client.transport import Transport
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger("k8sjob")  # its warnings are lines on stderr
 _DEPTH: Final = 6
 """The most objects between a Pod and what it belongs to: a RayJob has two, an AppWrapper more."""
-_MOST_OWNERS: Final = 64
-"""How many owners of Pods are read one by one: those that may be the object's own come first."""
-_FEW_OWNERS: Final = 6
-"""More than these of one kind are listed at once."""
-_MOST_REFUSED: Final = 8
-"""How many objects are, of those whose Events say that their Pods are refused."""
 _READERS: Final = 8
 _LOOK_SECONDS: Final = 2.0
 _ONE_START: Final = timedelta(seconds=30)
@@ -54,18 +49,12 @@ _ONE_START: Final = timedelta(seconds=30)
 
 
 class Workloads:
-    """The objects of a cluster that run Pods; it keeps what it has read of their owners."""
+    """The objects of a cluster that run Pods."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._discovery = Discovery(transport)
-        self._owners: dict[str, Json | None] = {}
-        """By uid; None: gone, or it may not be read."""
+        self._discovery = Discovery(transport, KINDS)
         self._warned: set[str] = set()
-
-    def serves(self, word: str) -> bool:
-        """Whether a word names a kind of object in namespaces."""
-        return self._discovery.named(word) is not None
 
     def find(self, argument: str, namespace: str) -> Job:
         """What KIND/NAME is: a job of one of k8sjob's kinds where it is part of one or has one.
@@ -77,8 +66,8 @@ class Workloads:
             BackendError: there is no such kind, or the cluster cannot be asked.
         """
         resource, raw = self._read(argument, namespace)
-        self._read_owners([raw], namespace, "")
-        for item in (raw, *self._chain(raw)):
+        owner = controller_of(raw)
+        for item in (raw, *_chain(self._owners([owner], namespace), owner)):
             if is_job(item) and (job := job_of(item)).is_training:
                 return job
         workload = self._workload(resource, raw, namespace)
@@ -95,10 +84,11 @@ class Workloads:
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The object with its Pods and all of their Events; for errors see find."""
         resource, raw = self._read(ref.name, ref.namespace, ref.uid)
-        with ThreadPoolExecutor(1) as pool:
-            events = pool.submit(self._events, resource, raw, ref.namespace)
-            workload = self._workload(resource, raw, ref.namespace)
-            return self._with_events(workload, events.result())
+        events = self._events(raw, ref.namespace)
+        workload = self._workload(resource, raw, ref.namespace, events)
+        own = in_time(_events_about(workload, events))
+        current = Snapshot(workload, workload.pods, own, skew=self._transport.skew)
+        return with_groups(self._transport, ref.namespace, [current])[0]
 
     def watch(self, ref: JobRef, stop: threading.Event | None = None) -> Iterator[Snapshot]:
         """The object now, and again when it has changed, until it is gone or `stop` is set."""
@@ -112,27 +102,14 @@ class Workloads:
                     yield now
                 stop.wait(_LOOK_SECONDS)
 
-    def owners_named(self, name: str, namespace: str) -> list[str]:
-        """The KIND/NAME of what has this name and runs Pods now."""
-        named: dict[str, None] = {}
-        pods = self._listed("pods", path("pods", namespace), {})
-        near = [pod for pod in pods if Object(pod).name.startswith(name)]
-        self._read_owners(near, namespace, name)
-        for item in near:
-            for owner in (item, *self._chain(item)):
-                resource = self._resource(owner)
-                if resource and Object(owner).name == name:
-                    named[f"{resource.word}/{name}"] = None
-        return list(named)
-
     # --- the object -------------------------------------------------------------------------------
 
     def _read(self, argument: str, namespace: str, uid: str = "") -> tuple[Resource, Json]:
         word, _, name = argument.partition("/")
         resource = self._discovery.named(word)
         if resource is None:
-            step = "kubectl api-resources --namespaced lists the kinds"
-            raise BackendError(f"no kind of object in namespaces is called {word!r} there", step)
+            step = "kubectl api-resources --namespaced lists the kinds and their groups"
+            raise BackendError(f"the cluster has no kind {word!r} of objects in namespaces", step)
         if resource is POD and is_selector(name):
             about = {"name": name, "namespace": namespace}
             return resource, {"apiVersion": "v1", "kind": "PodList", "metadata": about}
@@ -146,21 +123,20 @@ class Workloads:
             raise (absent if is_absent(error) else error) from error
         if uid and Object(raw).uid != uid:
             raise absent
-        about = {"apiVersion": resource.api_version, "kind": resource.kind}
-        raw = without_managed_fields({**about, **raw})
-        self._owners[Object(raw).uid] = raw
-        return resource, raw
+        return resource, without_managed_fields(raw)
 
-    def _workload(self, resource: Resource, raw: Json, namespace: str) -> Workload:
+    def _workload(
+        self, resource: Resource, raw: Json, namespace: str, events: Iterable[Json] = ()
+    ) -> Workload:
         selector = _selector(raw)
         target = WorkloadTarget(resource.kind, resource.api_version, resource.plural, selector)
-        if resource is POD and raw["kind"] == "Pod":
+        if raw["kind"] == "Pod":
             return Workload.read(target, raw, "pod", [raw])
         query = {"labelSelector": selector} if selector else {}
         pods = self._listed("pods", path("pods", namespace), query)
-        if resource is POD:
+        if raw["kind"] == "PodList":
             return Workload.read(target, raw, "pods", pods)
-        own, below = self._own(raw, pods, selected=bool(selector))
+        own, below = self._own(Object(raw), pods, events, selected=bool(selector))
         return Workload.read(target, raw, resource.word, own, below)
 
     def _wrapped(self, resource: Resource, workload: Workload) -> Job | None:
@@ -178,136 +154,75 @@ class Workloads:
     # --- its Pods ---------------------------------------------------------------------------------
 
     def _own(
-        self, raw: Json, pods: Iterable[Json], *, selected: bool
+        self, root: Object, pods: Iterable[Json], events: Iterable[Json], *, selected: bool
     ) -> tuple[list[Json], list[Json]]:
         """Those of the Pods that belong to an object, and the objects between."""
-        root = Object(raw)
-        by_owner: defaultdict[str, list[Json]] = defaultdict(list)
+        by_owner: defaultdict[str, list[Json]] = defaultdict(list)  # uid -> its Pods
+        references: dict[str, Json] = {}
         for pod in pods:
-            by_owner[str(controller_of(pod).get("uid", ""))].append(pod)
-        by_owner.pop("", None)
+            if reference := controller_of(pod):
+                by_owner[str(reference.get("uid"))].append(pod)
+                references[str(reference.get("uid"))] = reference
+        # Where all Pods are refused, an Event alone leads to the object between.
+        for event in events:
+            about = Object(event).part("involvedObject")
+            is_near = str(about.get("name", "")).startswith(root.name)
+            if is_near and event.get("type") == "Warning" and about.get("kind") != "Pod":
+                references.setdefault(str(about.get("uid")), about)
+        references.pop(root.uid, None)
         own = by_owner.pop(root.uid, [])
 
-        first = [pods[0] for pods in by_owner.values()]
-        self._read_owners(first, root.namespace, root.name)
+        owners = {**self._owners(references.values(), root.namespace), root.uid: root.raw}
         below: dict[str, Json] = {}
         branches: list[tuple[Object, list[Json]]] = []
-        for pod in first:
-            chain = self._chain(pod)
+        for uid, reference in references.items():
+            chain = _chain(owners, reference)
             uids = [Object(owner).uid for owner in chain]
-            of_owner = by_owner[str(controller_of(pod).get("uid"))]
             if root.uid in uids:
                 between = chain[: uids.index(root.uid)]
                 below |= {Object(owner).uid: owner for owner in between}
-                branches.append((Object(between[-1]), of_owner))
-            elif selected and controller_of((chain or [pod])[-1]):
-                own += of_owner  # an owner may not be read: the labels alone tell
+                branches.append((Object(between[-1]), by_owner[uid]))
+            elif selected and (not chain or controller_of(chain[-1])):
+                own += by_owner[uid]  # an owner may not be read: the labels alone tell
         return [*own, *_current(branches)], list(below.values())
 
-    def _chain(self, item: Json) -> list[Json]:
-        """The objects that control an object, the nearest first, as far as they were read."""
-        chain: list[Json] = []
-        while len(chain) < _DEPTH and (reference := controller_of(item)):
-            owner = self._owners.get(str(reference.get("uid")))
-            if owner is None:
-                break
-            chain.append(owner)
-            item = owner
-        return chain
-
-    def _read_owners(self, items: Iterable[Json], namespace: str, near: str) -> None:
-        """Read all that control these objects, level by level; first what is called like `near`."""
+    def _owners(self, references: Iterable[Json], namespace: str) -> dict[str, Json]:
+        """What these references lead up to, by uid, as far as it is there and may be read."""
+        owners: dict[str, Json] = {}
         for _ in range(_DEPTH):
-            references = {str(r.get("uid")): r for item in items if (r := controller_of(item))}
-            unread = [r for uid, r in references.items() if uid not in self._owners]
-            self._list_owners(unread, namespace)
-            unread = [r for r in unread if r["uid"] not in self._owners]
-            unread.sort(key=lambda r: not str(r.get("name")).startswith(near))
-            if len(unread) > _MOST_OWNERS:
-                self._warn("", f"of {len(unread)} owners of pods {_MOST_OWNERS} are looked up")
+            by_kind: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+            for reference in references:
+                if (uid := str(reference.get("uid", ""))) and uid not in owners:
+                    kind = str(reference.get("apiVersion")), str(reference.get("kind"))
+                    by_kind[kind][uid] = str(reference.get("name"))
             with ThreadPoolExecutor(_READERS) as pool:
-                chosen = unread[:_MOST_OWNERS]
-                owners = list(pool.map(lambda r: self._looked_up(r, namespace), chosen))
-            for reference, owner in zip(chosen, owners, strict=True):
-                # One of the same name that was made later is another.
-                same = owner and Object(owner).uid == reference["uid"]
-                self._owners[reference["uid"]] = owner if same else None
-            items = [owner for uid in references if (owner := self._owners.get(uid))]
+                read = partial(self._of_kind, namespace=namespace)
+                listed = list(pool.map(read, by_kind, map(dict.values, by_kind.values())))
+            by_uid = {Object(raw).uid: raw for of_kind in listed for raw in of_kind}
+            # One of the same name that was made later is another.
+            level = {uid: by_uid[uid] for uids in by_kind.values() for uid in uids if uid in by_uid}
+            owners |= level
+            references = [controller_of(owner) for owner in level.values()]
+        return owners
 
-    def _list_owners(self, references: Iterable[Mapping[str, str]], namespace: str) -> None:
-        """Read those at once of which there are many of a kind, where they may be listed."""
-        by_kind: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        for reference in references:
-            by_kind[_kind_of(reference)].append(reference["uid"])
-        for (version, kind), uids in by_kind.items():
-            resource = self._discovery.of(version, kind) if len(uids) > _FEW_OWNERS else None
-            if resource and (listed := self._listed("", resource.path(namespace), {})):
-                by_uid = {Object(raw).uid: raw for raw in listed}
-                self._owners |= {uid: by_uid.get(uid) for uid in uids}
-
-    def _looked_up(self, reference: Mapping[str, str], namespace: str) -> Json | None:
-        resource = self._discovery.of(*_kind_of(reference))
+    def _of_kind(self, kind: tuple[str, str], names: Collection[str], namespace: str) -> list[Json]:
+        """The objects of an apiVersion and kind with these names, and perhaps others."""
+        resource = self._discovery.of(*kind)
         if resource is None:
-            return None
-        try:
-            where = resource.path(namespace, str(reference.get("name", "")))
-            raw = self._transport.request("GET", where)
-        except ApiError as error:
-            if error.code not in {403, 404}:
-                raise
-            if error.code == 403:
-                self._warn(resource.kind, f"owners of pods cannot be read: {error}")
-            return None
-        about = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return without_managed_fields({**about, **raw})
+            return []
+        query = {}
+        if len(names) == 1:  # a namespace may have thousands of a kind
+            # The name is another's, and "\\", "," and "=" mean more in a selector.
+            name = re.sub(r"([\\,=])", r"\\\1", next(iter(names)))
+            query = {"fieldSelector": f"metadata.name={name}"}
+        return self._listed(f"{resource.plural}, which own pods,", resource.path(namespace), query)
 
-    def _resource(self, item: Json) -> Resource | None:
-        return self._discovery.of(*_kind_of(item))
-
-    # --- Events -----------------------------------------------------------------------------------
-
-    def _events(self, resource: Resource, raw: Json, namespace: str) -> list[Json]:
+    def _events(self, raw: Json, namespace: str) -> list[Json]:
         """The Events of a Pod, or of the namespace, since none can be selected by an owner."""
         of_pod = {"fieldSelector": f"involvedObject.uid={Object(raw).uid}"}
-        is_pod = resource is POD and raw["kind"] == "Pod"
-        return self._listed("events", path("events", namespace), of_pod if is_pod else {})
-
-    def _with_events(self, workload: Workload, events: Sequence[Json]) -> Snapshot:
-        """The object with those of the Events that are about it, or about what is its own."""
-        objects = (workload.raw, *workload.pods, *workload.below)
-        uids = {Object(item).uid for item in objects} - {""}
-        begun = moment(workload.created)
-        refused: dict[str, Json] = {}
-        own: list[Json] = []
-        for event in events:
-            about = Object(event).part("involvedObject")
-            uid, name = str(about.get("uid", "")), str(about.get("name", ""))
-            if uid in uids:
-                own.append(event)
-            elif begun and event_time(event) < begun:
-                continue
-            elif about.get("kind") == "Pod":
-                # Of a Pod that is gone its name alone tells; one that is there was found or is not
-                # its own.
-                if name not in workload.names and workload.replica_named(name):
-                    own.append(event)
-            elif event.get("type") == "Warning" and name.startswith(workload.name):
-                refused[uid] = about
-        below = list(workload.below)
-        # Where all Pods are refused, none leads to the object between.
-        for uid, about in list(refused.items())[-_MOST_REFUSED:]:
-            owner = self._owners.get(uid) or self._looked_up(about, workload.namespace)
-            self._read_owners([owner] if owner else [], workload.namespace, workload.name)
-            if owner and workload.uid in {Object(o).uid for o in self._chain(owner)}:
-                below.append(owner)
-                uids.add(uid)
-        uids &= refused.keys()
-        own += (e for e in events if Object(e).part("involvedObject").get("uid") in uids)
-        whole = replace(workload, below=tuple(below))
-        for item in below:  # its status changes, so the next snapshot reads it again
-            self._owners.pop(Object(item).uid, None)
-        current = Snapshot(whole, whole.pods, in_time(own), skew=self._transport.skew)
-        return with_groups(self._transport, whole.namespace, [current])[0]
+        return self._listed(
+            "events", path("events", namespace), of_pod if raw["kind"] == "Pod" else {}
+        )
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -318,7 +233,7 @@ class Workloads:
         except ApiError as error:
             if error.code not in {403, 404}:
                 raise
-            if noun:
+            if noun and error.code == 403:
                 self._warn(noun, f"{noun} cannot be read: {error}")
             return []
 
@@ -328,9 +243,31 @@ class Workloads:
             _LOGGER.warning("warning: %s", safe_line(text))
 
 
-def _kind_of(item: Mapping[str, Any]) -> tuple[str, str]:
-    """The apiVersion and kind of an object, or of a reference to one."""
-    return str(item.get("apiVersion")), str(item.get("kind"))
+def _chain(owners: Mapping[str, Json], reference: Json) -> list[Json]:
+    """The objects that a reference leads up to, the nearest first, as far as they were read."""
+    chain: list[Json] = []
+    while len(chain) < _DEPTH and (owner := owners.get(str(reference.get("uid")))):
+        chain.append(owner)
+        reference = controller_of(owner)
+    return chain
+
+
+def _events_about(workload: Workload, events: Iterable[Json]) -> Iterator[Json]:
+    """Those Events that are about an object or about what is its own."""
+    objects = (workload.raw, *workload.pods, *workload.below)
+    uids = {Object(item).uid for item in objects} - {""}
+    begun = moment(workload.created)
+    for event in events:
+        about = Object(event).part("involvedObject")
+        name = str(about.get("name", ""))
+        # Of a Pod that is gone its name alone tells; one that is there was found or is not its own.
+        if about.get("uid") in uids or (
+            about.get("kind") == "Pod"
+            and not (begun and event_time(event) < begun)
+            and name not in workload.names
+            and workload.replica_named(name)
+        ):
+            yield event
 
 
 def _selector(raw: Json) -> str:

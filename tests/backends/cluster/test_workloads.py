@@ -64,8 +64,6 @@ class World(Cluster):
 
     def answer(self, _method, path, query, _body):
         steps = path.strip("/").split("/")
-        if path == "/apis":
-            return {"groups": [self.group(version) for version in GROUPS]}
         if len(steps) == 2 and (found := [v for v in GROUPS if v.startswith(f"{steps[1]}/")]):
             return self.group(found[0])
         if (kinds := GROUPS.get("/".join(steps[1:]))) is not None:
@@ -87,13 +85,15 @@ class World(Cluster):
             return of_kind[0] if of_kind else None
         selector = query.get("labelSelector", "")
         wanted = dict(term.split("=") for term in selector.split(",") if "=" in term)
+        if (field := query.get("fieldSelector", "")).startswith("metadata.name="):
+            of_kind = [o for o in of_kind if o["metadata"]["name"] == field.partition("=")[2]]
         labels = [(o, o["metadata"].get("labels", {})) for o in of_kind]
         return {"kind": "List", "items": [o for o, has in labels if wanted.items() <= has.items()]}
 
     @staticmethod
     def group(version):
         name = version.partition("/")[0]
-        return {"name": name, "preferredVersion": {"groupVersion": version}}
+        return {"name": name, "versions": [{"groupVersion": version}]}
 
 
 def look(name, *objects, **options):
@@ -178,11 +178,11 @@ def test_what_is_part_of_a_job_or_wraps_one_leads_to_it():
     job = obj("kubeflow.org/v1", "PyTorchJob", "train", wrapper, spec={})
     worker = pod("train-worker-0", job)
     backend = ClusterBackend(World(wrapper, job, worker))
-    for name in ("pod/train-worker-0", "aw/aw", "pytorchjobs.kubeflow.org/train"):
+    for name in ("pod/train-worker-0", AW, "pytorchjob/train"):
         found = backend.find(name)
         assert (found.name, found.kind) == ("train", "PyTorchJob"), name
     # One that Kueue holds back has no Pods that lead to it.
-    assert ClusterBackend(World(wrapper, job)).find("appwrapper/aw").name == "train"
+    assert ClusterBackend(World(wrapper, job)).find(AW).name == "train"
 
 
 def torchrun(number, **container):
@@ -236,9 +236,8 @@ def test_of_several_containers_the_one_that_kubectl_chooses_trains():
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("rayjob/tune", BackendError, "'rayjob' is a kind of several groups; write one of rayjobs"),
-        ("boats/x", BackendError, "no kind of object in namespaces is called 'boats'"),
-        ("boats.sea.example/x", BackendError, "no kind of object .* 'boats.sea.example'"),
+        ("rayjob/tune", BackendError, "no kind 'rayjob' of objects in namespaces; .* groups"),
+        ("boats.sea.example/x", BackendError, "no kind 'boats.sea.example'"),
         ("deploy/x", JobNotFound, "no deployment/x in namespace blue"),
         ("pods/app=none", JobNotFound, "no pods with the labels app=none in namespace blue"),
     ],
@@ -255,13 +254,15 @@ def test_how_a_command_line_names_them(tmp_path):
     with World(DEPLOY, REPLICA_SET, own, wrapper).served() as server:
         place = Place(kubeconfig=str(kubeconfig(tmp_path, server.url)))
         blue = Place(kubeconfig=place.kubeconfig, namespace="blue")
-        named = ("deploy/web", "blue/Deployments/web", "deployments.apps/web", "aw/aw")
+        named = ("deploy/web", "blue/Deployments/web", "deployments.apps/web", AW)
         refs = [str(find(name, at, any_kind=True)[1]) for name in named for at in (place, blue)]
         assert dict.fromkeys(refs).keys() == {"blue/deployment/web", "blue/" + AW}
-        with pytest.raises(K8sJobError, match=r"deployment/web is no job .* does not take it"):
-            find("deploy/web", place)
-        with pytest.raises(JobNotFound, match="`k8sjob why blue/deployment/web` explains what has"):
+        # The Pod may be part of a job, which `delete` would take for the one that is meant.
+        for name in ("deploy/web", "pod/train-worker-0", AW, "pytorchjob/train"):
+            with pytest.raises(K8sJobError, match="names an object by its kind"):
+                find(name, place)
+        with pytest.raises(JobNotFound, match="`k8sjob why` takes deploy/NAME"):
             find("web", blue, any_kind=True)
-        for name in ("red/deploy/web", "local/deploy/web", "boats/x"):
+        for name in ("red/deploy/web", "local/deploy/web", "rayjob/x"):
             with pytest.raises(click.UsageError, match="conflicts with the options"):
                 find(name, blue, any_kind=True)
