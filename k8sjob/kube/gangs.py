@@ -5,7 +5,6 @@ Phases, states and annotations: volcano.sh/apis 1.15, scheduling/v1beta1; schedu
 
 from __future__ import annotations
 
-import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -20,43 +19,42 @@ if TYPE_CHECKING:
 
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING: Final = "scheduling.x-k8s.io/v1alpha1"
-DEFAULT_QUEUE: Final = "default"
 GANG_QUEUE: Final = "scheduling.volcano.sh/queue-name"
 """An annotation of Pods, and of a TrainingRuntime's template: the Queue of their PodGroup."""
 VOLCANO_SCHEDULER: Final = "volcano"
 POD_GROUP: Final = "PodGroup"
-_COUNTED: Final = re.compile(r"(?:requests|limits)\.|count/")
+_COUNTED: Final = ("requests.", "limits.", "count/")
 """What Volcano adds to a group's resources for ResourceQuotas."""
 
 
-def group_names(pods: Iterable[Json]) -> set[str]:
-    """The PodGroups of some Pods: Volcano names one in an annotation, coscheduling in a label."""
-    at = "scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group"
-    names = (pod.annotations.get(at[0]) or pod.labels.get(at[1], "") for pod in map(Object, pods))
-    return {name for name in names if name}
+def group_keys(job: Object, pods: Iterable[Json]) -> set[tuple[str, str, str]]:
+    """The apiVersion, namespace and name of each PodGroup that Pods name.
+
+    Without Pods: of those that the training operator, or Volcano for a Job of its own, makes first.
+    """
+    names: set[tuple[str, str | None]] = set()
+    for pod in map(Object, pods):
+        names.add((VOLCANO, pod.annotations.get("scheduling.k8s.io/group-name")))
+        names.add((COSCHEDULING, pod.labels.get("scheduling.x-k8s.io/pod-group")))
+    by_volcano = str(job.raw.get("apiVersion")).startswith("batch.volcano.sh/")
+    names = names or {(VOLCANO, f"{job.name}-{job.uid}" if by_volcano else job.name)}
+    return {(version, job.namespace, name) for version, name in names if name}
 
 
-def groups_of(job: Object, pods: Iterable[Json], groups: Iterable[Json]) -> list[Json]:
-    """The PodGroups that an object owns, or that its Pods name."""
-    names = {(job.namespace, name) for name in group_names(pods)}
-    return [
-        group.raw
-        for group in map(Object, groups)
-        if (group.namespace, group.name) in names
-        or any(owner.get("uid") == job.uid for owner in group.owners)
-    ]
+def queue_name(request: Json) -> str:
+    """The Queue that a PodGroup's spec, or a job's request for one, names."""
+    return str(request.get("queue") or "default")
 
 
 def queue_of(group: Json) -> str:
     """The name of a PodGroup's Queue; empty for the coscheduling plugin, which has none."""
-    name = Object(group).spec.get("queue") or DEFAULT_QUEUE
-    return str(name) if group.get("apiVersion") == VOLCANO else ""
+    return queue_name(Object(group).spec) if group.get("apiVersion") == VOLCANO else ""
 
 
 def needs_of(group: Json) -> Amounts:
     """What a PodGroup requests in all, if it says so."""
-    needs = amounts(Object(group).spec.get("minResources"))
-    return {name: amount for name, amount in needs.items() if not _COUNTED.match(name)}
+    needs = amounts(Object(group).part("spec", "minResources"))
+    return {name: amount for name, amount in needs.items() if not name.startswith(_COUNTED)}
 
 
 def is_queued(group: Json) -> bool:
@@ -64,7 +62,7 @@ def is_queued(group: Json) -> bool:
 
     Until then the training operator creates no Pod, and others' Pods are not looked at.
     """
-    return bool(queue_of(group)) and Object(group).status.get("phase") in {None, "", "Pending"}
+    return bool(queue_of(group)) and (Object(group).status.get("phase") or "Pending") == "Pending"
 
 
 def obstacle(name: str, queue: Json | None, needs: Amounts) -> str:
@@ -80,7 +78,7 @@ def obstacle(name: str, queue: Json | None, needs: Amounts) -> str:
         return f"the queue {name!r} has no state: Volcano's controllers do not run"
     if state != "Open":
         return f"the queue {name!r} is {state}"
-    short = excess(needs, amounts(Object(queue).spec.get("capability")))
+    short = excess(needs, amounts(Object(queue).part("spec", "capability")))
     usage = use_of(queue, short)
     return f"the gang needs more than the queue {name!r} may have: {usage}" if short else ""
 
@@ -92,8 +90,8 @@ def excess(needs: Amounts, most: Mapping[str, Decimal]) -> Amounts:
 
 def use_of(queue: Json, needs: Amounts) -> str:
     """How much of the limited resources a gang needs, and how much of the Queue is in use."""
-    most = amounts(Object(queue).spec.get("capability"))
-    used = amounts(Object(queue).status.get("allocated"))
+    most = amounts(Object(queue).part("spec", "capability"))
+    used = amounts(Object(queue).part("status", "allocated"))
     return "; ".join(
         f"{as_text(name, needs[name])} {name} needed,"
         f" {as_text(name, used.get(name, Decimal()))} of {as_text(name, most[name])} in use"

@@ -175,7 +175,8 @@ def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
 def gang_needs(job: Job) -> Amounts:
     """What the Pods request in all that must start together: by default all of them."""
     needs: Amounts = {}
-    remaining = int((job.gang or {}).get("minAvailable") or sum(r.count for r in job.replicas))
+    fewest = (job.gang or {}).get("minAvailable")
+    remaining = fewest if isinstance(fewest, int) else sum(r.count for r in job.replicas)
     for _, count, pod in pod_specs(job):
         together = min(count, remaining)
         remaining -= together

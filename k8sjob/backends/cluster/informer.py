@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -16,7 +16,7 @@ from k8sjob.errors import JobTooLarge
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.gangs import COSCHEDULING, POD_GROUP, VOLCANO, group_names, groups_of
+from k8sjob.kube.gangs import group_keys
 from k8sjob.kube.objects import Object, Pod, in_time, new_event, without_managed_fields
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (
@@ -30,7 +30,7 @@ from k8sjob.targets.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
@@ -42,6 +42,8 @@ OPTIONAL_SECONDS: Final = 1.0
 MIN_SECONDS: Final = 0.1
 """The time between two snapshots, however much happens."""
 LOOK_SECONDS: Final = 0.2
+_FEW_GROUPS: Final = 4
+"""So many PodGroups are read one by one: a namespace may have thousands."""
 
 
 def snapshot(transport: Transport, job: Job) -> Snapshot:
@@ -85,33 +87,35 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
 
 
 def with_groups(
-    transport: Transport, namespace: str, snapshots: Iterable[Snapshot]
+    transport: Transport, namespace: str, snapshots: Sequence[Snapshot]
 ) -> list[Snapshot]:
     """Jobs of a namespace, or of all, with the PodGroups of those that a gang may hold up."""
-
-    @cache
-    def groups() -> list[Json]:
-        groups: list[Json] = []
-        for version in (VOLCANO, COSCHEDULING):
-            with suppress(ApiError):  # most clusters have no gang scheduler
-                listed = list_all(transport, path("podgroups", namespace, api_version=version))
-                about = {"apiVersion": version, "kind": POD_GROUP}
-                groups += [{**raw, **about} for raw in listed.items]
-        return groups
-
-    return [
-        replace(snapshot, groups=groups_of(snapshot.job, snapshot.pods, groups()))
-        if _awaits_nodes(snapshot)
-        else snapshot
-        for snapshot in snapshots
+    keys = [
+        sorted(group_keys(current.job, current.pods))
+        if current.job.state()[0] is JobState.CREATED and not any(Pod(p).node for p in current.pods)
+        else []
+        for current in snapshots
     ]
+    collections = {*chain.from_iterable(keys)}
+    if len(collections) > _FEW_GROUPS:
+        collections = {(version, namespace, "") for version, *_ in collections}
 
+    def groups(key: tuple[str, str, str]) -> list[Json]:
+        version, where, name = key
+        query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        with suppress(ApiError):  # most clusters have no gang scheduler
+            return list_all(transport, path("podgroups", where, api_version=version), query).items
+        return []
 
-def _awaits_nodes(snapshot: Snapshot) -> bool:
-    """Whether a job may wait for a gang scheduler: its Pods name a PodGroup, or there are none."""
-    if snapshot.job.state()[0] is not JobState.CREATED or any(Pod(p).node for p in snapshot.pods):
-        return False
-    return not snapshot.pods or bool(group_names(snapshot.pods))
+    with ThreadPoolExecutor(_FEW_GROUPS) as pool:
+        views = map(Object, chain.from_iterable(pool.map(groups, collections)))
+        by_key = {
+            (view.raw.get("apiVersion"), view.namespace, view.name): view.raw for view in views
+        }
+    return [
+        replace(current, groups=[by_key[key] for key in own if key in by_key])
+        for current, own in zip(snapshots, keys, strict=True)
+    ]
 
 
 def refuse_excess(job: Job) -> None:

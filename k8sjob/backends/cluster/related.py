@@ -17,7 +17,7 @@ from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.gangs import DEFAULT_QUEUE, POD_GROUP, is_queued, queue_of
+from k8sjob.kube.gangs import POD_GROUP, is_queued, queue_name, queue_of
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import (
     PRIORITY,
@@ -177,7 +177,7 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     if job.gang is not None and not (groups or snapshot.pods):
         # Volcano's webhook refuses the PodGroup where the Queue is closed: the operator's log alone
         # has that.
-        queues.add(str(job.gang.get("queue") or DEFAULT_QUEUE))
+        queues.add(queue_name(job.gang))
     lookups += [_Lookup("queues", name=queue, needed=True) for queue in sorted(queues - _NO_NAMES)]
     if any(map(is_queued, groups)) and not snapshot.pods:
         lookups.append(_Lookup("nodes"))

@@ -243,21 +243,17 @@ def init_containers(facts: ClusterFacts) -> list[tuple[Json, Json]]:
     ]
 
 
-def deployments(facts: ClusterFacts) -> list[Json]:
-    """The Deployments of the operator; empty if they may not be read."""
-    return facts.items("operator") or facts.items("operator's own namespace") or []
-
-
-def flag(facts: ClusterFacts, name: str) -> str:
-    """The value of a flag of the operator; empty if it has none, or may not be read."""
-    for container in chain.from_iterable(map(_containers, deployments(facts))):
+def flag(facts: ClusterFacts, name: str) -> str | None:
+    """The value of a flag of the operator; empty if it has none, None if it may not be read."""
+    deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
+    for container in chain.from_iterable(map(_containers, deployments)):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         for word, following in pairwise([*words, ""]):
             if word.startswith(f"{name}="):
                 return str(word.partition("=")[2])
             if word == name:
                 return str(following)
-    return ""
+    return "" if deployments else None
 
 
 def _containers(deployment: Json) -> list[Json]:

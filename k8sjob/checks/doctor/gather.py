@@ -15,7 +15,7 @@ from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.api_resources import path as resource_path
 from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.gangs import DEFAULT_QUEUE
+from k8sjob.kube.gangs import queue_name
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import MANAGED_BY, QUEUE, Object
 from k8sjob.rendering.merge import merge
@@ -166,8 +166,10 @@ def _ask_needs(
         return questions
     questions["apis"] = pool.submit(ask, "GET", "/apis")
     if job.gang is not None:
-        where = resource_path("queues", name=str(job.gang.get("queue") or DEFAULT_QUEUE))
+        where = resource_path("queues", name=queue_name(job.gang))
         questions["gang queue"] = pool.submit(ask, "GET", where)
+        labels = {"labelSelector": "app=volcano-scheduler"}
+        questions["volcano"] = pool.submit(ask, "GET", resource_path("deployments"), query=labels)
     path = job_path(job.target, namespace)
     if queue := next((reference for reference in named if reference.kind == "queue"), None):
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.

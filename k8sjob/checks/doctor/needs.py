@@ -11,18 +11,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.controller import deployments, flag
+from k8sjob.checks.doctor.controller import flag
 from k8sjob.contract import counted
+from k8sjob.kube import gangs
 from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
-from k8sjob.kube.gangs import (
-    COSCHEDULING,
-    DEFAULT_QUEUE,
-    VOLCANO,
-    VOLCANO_SCHEDULER,
-    obstacle,
-    use_of,
-)
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
 from k8sjob.targets.jobs import gang_needs, pod_specs, references
@@ -39,8 +32,6 @@ if TYPE_CHECKING:
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})
-_VOLCANO: Final = VOLCANO.partition("/")[0]
-_COSCHEDULING: Final = COSCHEDULING.partition("/")[0]
 _STEPS: Final = {
     "claim": "write a PersistentVolumeClaim of that name and create it: kubectl create"
     " -n {namespace} -f FILE; or name an existing one: kubectl get pvc -n {namespace}",
@@ -156,32 +147,33 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
     groups, job = _groups(facts), facts.job
     if groups is None or job is None or job.gang is None:
         return
-    otherwise = (
-        "or remove the gang and its scheduler from the job.yaml; otherwise the job never starts"
-    )
-    operator, volcano = job.target.controller, _VOLCANO in groups
+    step = "or remove the gang and its scheduler from the job.yaml; otherwise the job never starts"
+    operator, volcano = job.target.controller, gangs.VOLCANO.partition("/")[0] in groups
+    coscheduling = gangs.COSCHEDULING.partition("/")[0] in groups
     schedulers = {pod.get("schedulerName") for _, _, pod in pod_specs(job)}
-    if not (volcano or (_COSCHEDULING in groups and schedulers != {VOLCANO_SCHEDULER})):
+    if not (volcano or (coscheduling and schedulers != {gangs.VOLCANO_SCHEDULER})):
         text = "its gang scheduler is not installed in this cluster, which does not serve PodGroups"
-        step = "install Volcano or the coscheduling plugin"
-        step += f" and start the operator with {operator.gang_flag}" if operator.gang_flag else ""
-        yield problem("gang", text, f"{step}, {otherwise}")
-        return
-    if operator.gang_flag and deployments(facts) and not flag(facts, operator.gang_flag):
+        start = f" and start the operator with {operator.gang_flag}" if operator.gang_flag else ""
+        yield problem("gang", text, f"install Volcano or the coscheduling plugin{start}, {step}")
+    elif operator.gang_flag and flag(facts, operator.gang_flag) == "":
         text = f"{operator.name} runs without {operator.gang_flag}, and makes no PodGroup"
-        yield problem("gang", text, f"have it started with it, {otherwise}")
-    if not volcano or schedulers - {VOLCANO_SCHEDULER, None}:
+        yield problem("gang", text, f"have it started with it, {step}")
+    if not volcano or schedulers - {gangs.VOLCANO_SCHEDULER, None}:
         return
-    name, needs = str(job.gang.get("queue") or DEFAULT_QUEUE), gang_needs(job)
+    ready = [Object(d).status.get("readyReplicas") for d in facts.items("volcano") or ()]
+    if ready and not any(ready):
+        text = "Volcano's scheduler does not run: no pod of its Deployment is ready"
+        yield problem("gang", text, f"have it started, {step}")
+    name, needs = gangs.queue_name(job.gang), gang_needs(job)
     queue = {} if facts.missing("gang queue") else facts.object("gang queue")
-    if never := obstacle(name, queue, needs):
+    if never := gangs.obstacle(name, queue, needs):
         step = "request less, or use another queue; otherwise the job never starts"
         yield problem("gang", never, step)
     elif queue is None:
         text = f"it is unknown whether Volcano's queue {name!r} admits the job: you cannot read it"
         yield unknown("gang", text, "ask for manifests/rbac/cluster-viewer.yaml")
     else:
-        use = use_of(queue, needs)
+        use = gangs.use_of(queue, needs)
         yield fine("gang", f"Volcano's queue {name!r} is Open" + (use and f": {use}"))
 
 

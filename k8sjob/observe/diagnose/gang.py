@@ -13,19 +13,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
+from k8sjob.kube import gangs
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests
-from k8sjob.kube.gangs import (
-    DEFAULT_QUEUE,
-    GANG_QUEUE,
-    POD_GROUP,
-    VOLCANO_SCHEDULER,
-    excess,
-    is_queued,
-    needs_of,
-    obstacle,
-    queue_of,
-    use_of,
-)
 from k8sjob.kube.objects import Object, in_time, moment
 from k8sjob.observe.diagnose.finding import Cause, age, one_line
 
@@ -70,31 +59,27 @@ def gang_waits(facts: Facts) -> Iterator[Finding]:
     groups = [Object(group) for group in facts.snapshot.groups]
     for group in groups:
         # From "Inqueue" on Volcano has admitted the group, and lets its Pods be created.
-        if is_queued(group.raw) or facts.pods:
-            needs = needs_of(group.raw)
+        if gangs.is_queued(group.raw) or facts.pods:
+            needs = gangs.needs_of(group.raw)
             # Trainer counts no requests that a limit implies.
             for pod in () if needs else facts.pods:
                 add(needs, pod_requests(pod.spec))
             hindrance = _hindrance(facts, group, needs)
             yield _never(*hindrance) if hindrance else _waits(facts, group, needs)
-    if facts.job.gang and not (groups or facts.pods) and (hindrance := _without_group(facts)):
-        yield _never(*hindrance)
+    if facts.job.gang is not None and not (groups or facts.pods):
+        name, created = gangs.queue_name(facts.job.gang), facts.status.created
+        if problem := gangs.obstacle(name, _queue(facts, name), {}):
+            yield _never(problem, _another_queue(facts, name))
+        # Coscheduling's operator creates the Pods together with the PodGroup.
+        elif ("queues", "") in facts.not_found and created and facts.now - created > _LOOKED_AT:
+            problem = (
+                "no gang scheduler is installed: the cluster does not serve Volcano's PodGroups"
+            )
+            yield _never(problem, "have Volcano installed, or submit the job without gang")
 
 
 def _never(problem: str, step: str) -> Finding:
     return Finding(Cause.NO_QUEUE, f"the job cannot start: {problem}", step)
-
-
-def _without_group(facts: Facts) -> tuple[str, str] | None:
-    """Why no PodGroup could be created, before which the operator creates no Pod."""
-    name, created = str((facts.job.gang or {}).get("queue") or DEFAULT_QUEUE), facts.status.created
-    if ("queues", "") in facts.not_found:
-        problem = "no gang scheduler is installed: the cluster does not serve Volcano's PodGroups"
-        # Coscheduling's operator creates the Pods together with the PodGroup.
-        late = created and facts.now - created > _LOOKED_AT
-        return (problem, "have Volcano installed, or submit the job without gang") if late else None
-    problem = obstacle(name, _queue(facts, name), {})
-    return (problem, _another_queue(facts, name)) if problem else None
 
 
 def _queue(facts: Facts, name: str) -> Json | None:
@@ -105,29 +90,28 @@ def _queue(facts: Facts, name: str) -> Json | None:
 
 
 def _another_queue(facts: Facts, name: str) -> str:
-    look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
-    field = f"the annotation {GANG_QUEUE}"
+    field = f"the annotation {gangs.GANG_QUEUE}"
     if facts.target.controller.gang_flag:
         field = "gang.queue in the job"
     elif "queue" in facts.job.spec:  # of Volcano's own Job
         field = "spec.queue"
-    return f"change {field}; {look}"
+    return f"change {field}; kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
 
 
 def _hindrance(facts: Facts, group: Object, needs: Amounts) -> tuple[str, str] | None:
     """Why a PodGroup never starts, whatever other jobs do, and the next step."""
-    name, since = queue_of(group.raw), moment(group.created)
-    if name and (problem := obstacle(name, _queue(facts, name), needs)):
+    name, since = gangs.queue_of(group.raw), moment(group.created)
+    if name and (problem := gangs.obstacle(name, _queue(facts, name), needs)):
         return problem, _another_queue(facts, name)
     total: Amounts = {}
     for node in nodes_of(facts.of_kind("Node"), {}):
-        add(total, {**dict.fromkeys(needs, Decimal()), **node.offers})
-    if short := excess(needs, total):
+        add(total, dict.fromkeys(needs, Decimal()) | dict(node.offers))
+    if short := gangs.excess(needs, total):
         table = "; ".join(
             f"{as_text(resource, need)} {resource} of {as_text(resource, total[resource])}"
             for resource, need in sorted(short.items())
         )
-        problem = f"its {group.spec.get('minMember')} pods need more than all nodes have: {table}"
+        problem = f"its {_pods(group)} need more than all nodes have: {table}"
         return problem, "request less, or use fewer replicas"
     # Volcano's controllers make a group of Pods that name none, and give it the phase Pending.
     looked_at = (group.status.get("phase") or not name) and (
@@ -135,7 +119,7 @@ def _hindrance(facts: Facts, group: Object, needs: Amounts) -> tuple[str, str] |
     )
     if looked_at or not since or facts.now - since <= _LOOKED_AT:
         return None
-    scheduler = next((str(pod.spec.get("schedulerName")) for pod in facts.pods), VOLCANO_SCHEDULER)
+    scheduler = facts.pods[0].spec.get("schedulerName") if facts.pods else gangs.VOLCANO_SCHEDULER
     problem = f"the scheduler {scheduler!r} has not looked at its PodGroup"
     step = "check whether that scheduler runs in the cluster"
     return f"{problem}, for {age(since, facts.now)}", step
@@ -143,32 +127,35 @@ def _hindrance(facts: Facts, group: Object, needs: Amounts) -> tuple[str, str] |
 
 def _waits(facts: Facts, group: Object, needs: Amounts) -> Finding:
     """That a PodGroup waits for what others have, and for what as far as is known."""
-    name, since = queue_of(group.raw), moment(group.created)
-    events = (
+    name, since = gangs.queue_of(group.raw), moment(group.created)
+    messages = [group.condition("Unschedulable").message] + [
         event.get("message", "")
         for event in in_time([*facts.of_kind("Event"), *facts.snapshot.events])
-        if Object(event).part("involvedObject").get("kind") == POD_GROUP
-    )
-    messages = [group.condition("Unschedulable").message, *events]
-    of_queue = [message for message in messages if not OF_GANG.search(message)]  # these say more
-    texts = (_gap(facts), *reversed(of_queue), *reversed(messages))
-    reason = one_line(next(filter(None, texts), ""))
-    message = f"its PodGroup of {group.spec.get('minMember')} pods waits"
+        if Object(event).part("involvedObject").get("kind") == gangs.POD_GROUP
+    ]
+    # The newest, but what is about a queue says more than what is about the gang.
+    messages.sort(key=lambda message: not OF_GANG.search(message))
+    reason = one_line(next(filter(None, (_gap(facts), *reversed(messages))), ""))
+    message = f"its PodGroup of {_pods(group)} waits"
     message += f" in the queue {name!r}" if name else ""
     message += f", for {age(since, facts.now)}" if since else ""
-    use = use_of(_queue(facts, name) or {}, needs)
-    parts = use if use and OF_GANG.search(reason) else "; ".join(filter(None, (reason, use)))
-    message += ": " * bool(parts) + parts
-    start = "all of its pods start together when others end; earlier with fewer replicas"
-    step = f"{start}, or {_another_queue(facts, name)}" if name else start
+    use = gangs.use_of(_queue(facts, name) or {}, needs)
+    reason = "" if use and OF_GANG.search(reason) else reason
+    message += ": " * bool(reason or use) + "; ".join(filter(None, (reason, use)))
+    step = "all of its pods start together when others end; earlier with fewer replicas"
+    step += f", or {_another_queue(facts, name)}" if name else ""
     return Finding(Cause.QUEUED, message, step)
+
+
+def _pods(group: Object) -> str:
+    return f"{group.spec.get('minMember') or ''} pods".lstrip()
 
 
 def _gap(facts: Facts) -> str:
     """What all nodes together lack for the gang, as the coscheduling plugin has counted."""
-    messages = " ".join(pod.condition("PodScheduled").message for pod in facts.pods)
     lacks = {
         f"{as_text(name, Decimal(amount).scaleb(int(exponent)))} {name}"
-        for name, amount, exponent in _GAP.findall(messages)
+        for pod in facts.pods
+        for name, amount, exponent in _GAP.findall(pod.condition("PodScheduled").message)
     }
     return f"all nodes together lack {', '.join(sorted(lacks))}" if lacks else ""

@@ -118,11 +118,6 @@ class Workload(Job):
         return False
 
     @property
-    def gang(self) -> Json | None:
-        """The spec of a Job of Volcano's, which has the fields of a request itself."""
-        return self.spec if {"queue", "minAvailable"} <= self.spec.keys() else None
-
-    @property
     def replicas(self) -> tuple[RoleReplicas, ...]:
         """Its Pods in groups that are alike; one more name, its own, while some are missing."""
         templates = self.templates
