@@ -71,7 +71,7 @@ def messages(backend):
     return [one.message for one in why(backend)]
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", [name for name in RECORDED if "word" not in RECORDED[name]])
 def test_the_causes_are_those_of_the_job(name, tmp_path):
     seen = recorded(name)
     record, job = written(seen, tmp_path / "job.k8sjob"), Seen(seen)
