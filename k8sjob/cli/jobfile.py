@@ -36,19 +36,15 @@ _SHORT_OPTIONS: Final = {
 }
 """Options for the fields that are changed most: field, metavar, type, help."""
 AUTO: Final = "auto"
-runtime_option = click.option(
-    "--runtime",
-    metavar="NAME",
-    help="The runtime of the platform that the job is laid over, instead of the file's.",
-)
 
 
 def target_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option --target, and --runtime for one of the targets."""
+    """The options --target and --runtime."""
+    text = "The runtime of the platform that the job is laid over, instead of the file's."
+    command = click.option("--runtime", metavar="NAME", help=text)(command)
     kinds = click.Choice([*(target.name for target in TARGETS), AUTO])
     text = "The kind of object that the job becomes, instead of the file's. auto: the first kind"
-    text += " that the cluster can run."
-    return click.option("--target", type=kinds, help=text)(runtime_option(command))
+    return click.option("--target", type=kinds, help=f"{text} that the cluster can run.")(command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +143,6 @@ class JobCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
 
-def runtime_change(name: str) -> Change:
-    """The change that --runtime makes."""
-    return Change(("runtime",), name, option="--runtime")
-
-
 def script_args() -> Sequence[str]:
     """The words after `--`."""
     args: Sequence[str] = click.get_current_context().meta.get(_ARGS, ())
@@ -175,11 +166,10 @@ def job_command(
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
             # Applied in this order: --set first, then the short options.
             changes = [*sets]
-            for option, (field, *_) in _SHORT_OPTIONS.items():
-                if (value := options.pop(option)) is not None:
+            fields = {option: field for option, (field, *_) in _SHORT_OPTIONS.items()}
+            for option, field in {**fields, "runtime": "runtime"}.items():
+                if (value := options.pop(option, None)) is not None:
                     changes.append(Change(tuple(field.split(".")), value, option=f"--{option}"))
-            if runtime := options.pop("runtime", None):
-                changes.append(runtime_change(runtime))
             if args := script_args():
                 changes.append(Change(("run", "args"), list(args), adds=True))
             if file is None and not (required or changes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +12,10 @@ from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, print_status, warn
 from k8sjob.errors import SpecError
-from k8sjob.spec.changes import Change
 from k8sjob.yamldoc import JOB_FILE, job_file
+
+if TYPE_CHECKING:
+    from k8sjob.spec.changes import Change
 
 
 @click.command("lint")
@@ -43,20 +46,15 @@ def lint_command(
     return int(any(strict or finding.severity is Severity.ERROR for finding in findings))
 
 
-def show_lint_errors(job: JobFile, target: str | None = None) -> None:
+def show_lint_errors(job: JobFile) -> None:
     """Warn of what is known to hang or crash in a job.yaml or its script, before the job starts.
 
     The job starts all the same: lint reads the script and cannot see every way through it.
-
-    Args:
-        job: the file.
-        target: what the job becomes; None: as the file says.
     """
     if str(job.path) == "-":
         return  # standard input was read by the command itself
     try:
-        changes = (*job.changes, Change(("target",), target)) if target else job.changes
-        findings = lint(job.path, changes)
+        findings = lint(job.path, job.changes)
     except SpecError:
         return  # a script in another encoding: Python may read what lint does not
     for finding in findings:

@@ -30,6 +30,7 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, for_namespace, push_code, submit_plan
 from k8sjob.rendering import check_script
+from k8sjob.spec.changes import Change
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         # With --image the code is in that image, and the script need not be here.
         if image is None:
             check_script(spec, folder)
-    show_lint_errors(job, target and spec.target)
+    of_target = [Change(("target",), spec.target)] if target else []
+    show_lint_errors(JobFile(job.path, (*job.changes, *of_target)))
     if dry_run == "client":
         _show_plan(plan, place, output)
         return 0

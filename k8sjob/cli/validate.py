@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, old_base, runtime_change, runtime_option, set_option
+from k8sjob.cli.jobfile import JobFile, old_base, set_option
 from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @set_option
-@runtime_option
 @format_option("table", "json", "yaml")
-def validate_command(
-    files: tuple[Path, ...], sets: tuple[Change, ...], runtime: str | None, output: str
-) -> int:
+def validate_command(files: tuple[Path, ...], sets: tuple[Change, ...], output: str) -> int:
     """Check each of FILES (default: job.yaml; - is standard input) and print every problem found.
 
     The exit code is 1 if any of them is not a valid job.
     """
-    sets = (*sets, runtime_change(runtime)) if runtime else sets
     checked = [_checked(JobFile(file, sets)) for file in files or (job_file(Path(JOB_FILE)),)]
     if output != "table":
         document([result for result, _ in checked], output)

@@ -51,7 +51,7 @@ class Controller:
         gang_flag: its flag without which it ignores what a job asks of a gang scheduler.
         target: the name of the kind as a target, where doctor examines another by default.
         companions: the resource of the objects that stand beside those of the kind.
-        since: fields that k8sjob renders, each with the version of the controller that brought it.
+        newest: a pattern of the fields that k8sjob renders and an older controller lacks.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class Controller:
     gang_flag: str = ""
     target: str = ""
     companions: str = ""
-    since: tuple[tuple[str, str], ...] = ()
+    newest: str = ""
 
 
 def path(

@@ -85,11 +85,9 @@ def manifest(
     target = by_name(spec.target)
     problems = [*target.refusals(spec), *of_another_kind(spec.overlay, target)]
     if spec.runtime is not None and not (target.companion and target.companion.shared):
-        sharing = [kind for kind in TARGETS if kind.companion and kind.companion.shared]
-        names, kinds = ([getattr(kind, key) for kind in sharing] for key in ("name", "kind"))
+        names = [kind.name for kind in TARGETS if kind.companion and kind.companion.shared]
         step = f"use target {' or '.join(names)}, or remove it"
-        message = f"a {target.kind} has none, only a {' or '.join(kinds)} has"
-        problems.append(invalid(("runtime",), message, step))
+        problems.append(invalid(("runtime",), f"a {target.kind} has none", step))
     if problems:
         raise SpecError(problems)
     values = _values(spec, spec.image_reference if image is None else _checked(image))

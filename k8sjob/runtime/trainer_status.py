@@ -14,6 +14,8 @@ import ssl
 import threading
 import time
 from datetime import UTC, datetime
+from http.client import responses
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -36,7 +38,7 @@ class TrainerStatus:
 
     def __init__(self, server: StatusServer) -> None:
         """Start the thread, which waits for the first numbers."""
-        self._server, self._url = server, urlsplit(server.url)
+        self._server = server
         self._progress: Mapping[str, Any] | None = None
         self._metrics: dict[str, float] = {}
         self._end, self._down = "", False  # how the session ended; whether the last post failed
@@ -46,7 +48,9 @@ class TrainerStatus:
 
     def add(self, metrics: Mapping[str, float], progress: Mapping[str, Any] | None) -> None:
         """Note the newest numbers, and the data of an event of progress, without waiting."""
-        self._metrics = {**self._metrics, **metrics}
+        numbers = {name[:_MAX_TEXT]: number for name, number in metrics.items() if name}
+        # Capped here, since a script may give each step's a name of its own.
+        self._metrics = dict(islice({**self._metrics, **numbers}.items(), _MAX_METRICS))
         self._progress = progress or self._progress
         self._news.set()
 
@@ -83,31 +87,28 @@ class TrainerStatus:
             # The kubelet replaces it every hour. In one word, since an error about a header with a
             # line break would show it.
             token = "".join(Path(self._server.token_file).read_text().split())
+            url = urlsplit(self._server.url)
             connection = http.client.HTTPSConnection(
-                self._url.hostname or "", self._url.port, timeout=TIMEOUTS.connect, context=context
+                url.hostname or "", url.port, timeout=TIMEOUTS.connect, context=context
             )
             try:
                 headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
                 body = json.dumps({"trainerStatus": self._status()})
-                connection.request("POST", self._url.path, body, headers)
-                response = connection.getresponse()
-                return "" if response.status == 200 else f"HTTP {response.status} {response.reason}"
+                connection.request("POST", url.path, body, headers)
+                status = connection.getresponse().status  # its text may be of any length
+                return "" if status == 200 else f"HTTP {status} {responses.get(status, '')}"
             finally:
                 connection.close()
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except (OSError, ValueError, ArithmeticError, http.client.HTTPException) as error:
             return first_line(error)
 
     def _status(self) -> dict[str, Any]:
         """The fields of TrainerStatus (pkg/apis/trainer/v1alpha1); each post replaces them all."""
-        metrics = [
-            {"name": name[:_MAX_TEXT], "value": f"{value:.6g}"}
-            for name, value in self._metrics.items()
-            if name
-        ]
+        metrics = [{"name": k, "value": f"{number:.6g}"} for k, number in self._metrics.items()]
         progress = self._progress or {}
         status: dict[str, Any] = {
             "lastUpdatedTime": f"{datetime.now(UTC):%FT%TZ}",
-            "metrics": metrics[:_MAX_METRICS],
+            "metrics": metrics,
         }
         if self._end == "finished":
             return {**status, "progressPercentage": 100, "estimatedRemainingSeconds": 0}

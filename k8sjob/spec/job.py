@@ -12,7 +12,7 @@ from k8sjob.contract import CONTAINER_NAMES, TRACKER_PACKAGES, WORKDIR, RuntimeC
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED, at_path
+from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED, Object, at_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
 from k8sjob.spec.replicas import (
@@ -301,18 +301,13 @@ class JobSpec(Part, HasCard):
         """The job without its runtime, and without what it changes in that one's containers."""
         if self.runtime is None:
             return self
-        template = dict(self.pod_template)
-        if isinstance(template.get("spec"), dict):
-            pod = {
-                k: v
-                for k, v in template["spec"].items()
-                if k not in {"initContainers", "containers"}
-            }
-            several = template["spec"].get("containers")
-            containers = several if isinstance(several, list) else []
-            if trains := [c for c in containers if at_path(c, "name") in (None, *CONTAINER_NAMES)]:
-                pod["containers"] = trains
-            template["spec"] = pod
+        pod = {**Object(self.pod_template).part("spec")}
+        containers = pod.pop("containers", None)
+        pod.pop("initContainers", None)
+        names = (None, *CONTAINER_NAMES)
+        if isinstance(containers, list):
+            pod["containers"] = [each for each in containers if at_path(each, "name") in names]
+        template = {**self.pod_template, **({"spec": pod} if pod else {})}
         return self.model_copy(update={"runtime": None, "pod_template": template})
 
     @property

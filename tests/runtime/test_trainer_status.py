@@ -75,6 +75,8 @@ def test_a_session_ends_with_all_of_it_done(trainer):
         ("no token", "FileNotFoundError: "),
         ("nobody", "ConnectionRefusedError: "),
         ("no port", "ValueError: "),
+        ("no address", "ValueError: "),
+        ("silence", "TimeoutError: "),
     ],
 )
 def test_what_goes_wrong_costs_one_line_and_no_time(trainer, monkeypatch, capsys, fault, line):
@@ -83,10 +85,15 @@ def test_what_goes_wrong_costs_one_line_and_no_time(trainer, monkeypatch, capsys
     elif fault == "nobody":
         trainer.stop()
     url = {"another name": trainer.url.replace("127.0.0.1", "localhost"), "no port": "https://x:y"}
+    url["no address"] = "https://[x"
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", url.get(fault, trainer.url) + PATH)
     with Server(lambda _: pytest.fail("the token went to another server")) as stranger:
         location = {"Location": stranger.url + PATH}
-        trainer.reply = {"redirect": (307, {}, location), "hang up": hang_up}.get(fault, (403,))
+        trainer.reply = {
+            "redirect": (307, {}, location),
+            "hang up": hang_up,
+            "silence": lambda _: time.sleep(1.2),
+        }.get(fault, (403,))
         before = time.monotonic()
         tracking = Trackers(pytest.fail, TrainerStatus(status_server()))
         for step in range(10):

@@ -1,5 +1,6 @@
 """TrainJobs over a runtime that exists: what they say of it, what they cannot, and what fits."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec
+from k8sjob.spec.base import part_types
 from k8sjob.targets.jobs import job_of, references
 
 STOCK = list(yaml.safe_load_all((Path(__file__).parent / "stock_runtimes.yaml").read_text()))
@@ -111,8 +113,66 @@ def test_one_error_has_all_that_it_cannot_say():
         *("pod_template.metadata.finalizers", "pod_template.spec.hostAliases"),
         *("pod_template.spec.containers[0].image", "overlay.runtime", "overlay.spec.runtimeRef"),
     }
-    with pytest.raises(SpecError, match=r"runtime: a JobSet has none, only a TrainJob has"):
+    namesake = {"kind": "TrainingRuntime", "name": "digits"}
+    with pytest.raises(SpecError, match=r"runtime: the TrainingRuntime of the job's name is the"):
+        render(spec(runtime=namesake))
+    with pytest.raises(SpecError, match=r"runtime: a JobSet has none; use target trainjob, or"):
         render(spec(target="jobset"))
+
+
+def leaves(value, key=""):
+    """All scalars in a value, each with its key."""
+    if isinstance(value, str) and value.startswith('{"backend"'):  # the settings of the agent
+        value = {**yaml.safe_load(value), "restart_policy": ""}
+    if not (isinstance(value, dict | list) and value):
+        return Counter([(key, str(value))])
+    pairs = value.items() if isinstance(value, dict) else ((key, entry) for entry in value)
+    return sum((leaves(below, name) for name, below in pairs), Counter())
+
+
+def said(job_spec):
+    """What a job and the template of its Pods say."""
+    job = manifest(job_spec)
+    written = {k: v for k, v in job.spec.items() if k not in {"runtimeRef", "runtimePatches"}}
+    return leaves([job.job_spec["template"], job.labels, written])
+
+
+def examples(part=JobSpec):
+    """The paths of all fields of a spec, each with an example."""
+    for name, field in part.model_fields.items():
+        yield from (((name,), example) for example in field.examples)
+        for below in part_types(field.annotation):
+            yield from (((name, *path), example) for path, example in examples(below))
+
+
+def test_each_field_is_said_or_refused():
+    volume = {"name": "data", "mount": "/data", "pvc": "data"}
+    image = {"repository": "registry.example/team/digits", "base": "python:3"}
+    run = {"command": None, "script": "main.py"}
+    over = spec(image=image, kueue_queue="research", run=run, volumes=[volume])
+    plain = over.with_(runtime=None)
+    before, before_over, refused, changing = said(plain), said(over), set(), set()
+    for (field, *path), value in examples():
+        for key in reversed(path):
+            value = {key: value}  # noqa: PLW2901 - an example as job.yaml has it
+        change = {field: [{**volume, **value}] if field == "volumes" and path else value}
+        try:
+            added = said(plain.with_(**change)) - before
+        except SpecError:  # no TrainJob has it, or not without another field
+            continue
+        if field not in {"name", "target", "runtime"}:
+            try:
+                assert not added - (said(over.with_(**change)) - before_over), (field, path)
+            except SpecError as error:
+                refused |= {finding.field for finding in error.findings}
+            else:
+                changing |= {".".join((field, *path))} if added else set()
+    assert len(changing) > 60
+    assert refused == {
+        *("host_network", "priority_class", "runtime_class", "service_account_token"),
+        *("topology_spread", "run.env_from", "policy.restart_policy", "image.pull_policy"),
+        "pod_template.spec.enableServiceLinks",
+    }
 
 
 def test_a_run_on_this_machine_ignores_it(tmp_path):
@@ -133,7 +193,7 @@ def test_a_run_on_this_machine_ignores_it(tmp_path):
     [
         ("torch-distributed", {}, ""),
         ("jax-distributed", {}, "has no mlPolicy for torch .it has jax"),
-        ("deepspeed-distributed", {}, "has no replicated Job `node` with a container `node` that"),
+        ("deepspeed-distributed", {}, "has no replicated Job `node` with the label trainer.k"),
         ("torchtune-llama3.2-1b", {}, "asks for nvidia.com/gpu, and the job does not; set resou"),
         ("torchtune-llama3.2-1b", {"resources": {"gpus": 1}}, ""),
         (
@@ -194,12 +254,19 @@ def slow():
     return runtime
 
 
-def test_trainer_before_2_2_is_said_to_be_too_old():
+@pytest.mark.parametrize(
+    "field",
+    [
+        "spec.runtimePatches",
+        f"spec.runtimePatches[0].{'.'.join(map(str, PODS))}.spec.terminationGracePeriodSeconds",
+    ],
+)
+def test_trainer_before_2_3_is_said_to_be_too_old(field):
     def answer(method, *_):
-        unknown = 'strict decoding error: unknown field "spec.runtimePatches"'
+        unknown = f'strict decoding error: unknown field "{field}"'
         return status(400, "BadRequest", unknown) if method == "POST" else None
 
-    with pytest.raises(BackendError, match=r"Kubeflow Trainer there is older than 2\.2; ask for"):
+    with pytest.raises(BackendError, match=r"Kubeflow Trainer is too old; ask for it .2\.3"):
         submit_plan(plan_submission(spec(namespace=None)), ClusterBackend(Cluster(answer)))
 
 

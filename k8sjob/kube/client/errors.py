@@ -110,8 +110,9 @@ def explained(
         causes = [cause for cause in error.causes if cause[0] != "<nil>"] or error.causes
         text = "the cluster refuses the {what}: {fields}"
         words["fields"] = _list([": ".join(filter(None, cause)) for cause in causes])
-    elif controller and (older := _older(controller, error.detail)):
-        text, words["fields"] = "{fields}", older
+    elif controller and (field := re.search(f'field "({controller.newest})"', error.detail)):
+        lacks = f"{controller.kind}s there have no {field[1]}: {controller.name} is too old"
+        text, words["fields"] = "the {fields}", f"{lacks}; {controller.missing}"
     elif "fields" in words:
         words["fields"] = _fields(words["fields"], strict=error.code == 400)
     if "why" in words:
@@ -153,15 +154,6 @@ def explained(
         detail=redacted(error.detail),  # proxies repeat the headers that they refuse
         causes=error.causes,
     )
-
-
-def _older(controller: Controller, detail: str) -> str:
-    """That a controller has no field yet that every job has, and the next step; else empty."""
-    missed = ((f, v) for f, v in controller.since if f'unknown field "{f}"' in detail)
-    for field, version in missed:
-        kinds = f"the cluster's {controller.kind}s have no {field}"
-        return f"{kinds}: {controller.name} there is older than {version}; {controller.missing}"
-    return ""
 
 
 def is_absent(error: ApiError) -> bool:

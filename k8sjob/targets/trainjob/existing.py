@@ -17,7 +17,7 @@ from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.findings import invalid
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.indexed.pods import NODE
-from k8sjob.targets.trainjob.job import PATCHED_JOBS, PATCHED_PODS, SET, STEP, TrainJob
+from k8sjob.targets.trainjob.job import NAMESPACED, PATCHED_JOBS, PATCHED_PODS, SET, STEP, TrainJob
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -43,9 +43,10 @@ _PATCHED_CONTAINER: Final = ("name", "env", "volumeMounts", "securityContext")
 """The fields of a container that a patch has (ContainerPatch)."""
 _TRAINER: Final = ("image", "command", "args", "resources")
 """The fields of the training container that spec.trainer has instead."""
-_UNSAID: Final = (
-    *("service_account_token", "topology_spread", "runtime_class", "host_network"),
-    *("priority_class", "run.env_from", "image.pull_policy", "policy.restart_policy"),
+_UNSAID: Final[tuple[FieldPath, ...]] = (
+    *(("service_account_token",), ("topology_spread",), ("runtime_class",), ("host_network",)),
+    *(("priority_class",), ("run", "env_from"), ("image", "pull_policy")),
+    ("policy", "restart_policy"),
 )
 """The fields of job.yaml that no TrainJob has."""
 
@@ -54,21 +55,21 @@ def unsaid(spec: JobSpec) -> Iterator[Finding]:
     """The fields of a job spec that a TrainJob cannot say over a runtime that exists."""
     if (runtime := spec.existing_runtime) is None:
         return
-    message = f"the {runtime.kind} {runtime.name} decides this"
-    step = "remove it; or remove `runtime`, if you may create TrainingRuntimes"
-    for field in _UNSAID:
-        setting: Any = spec
-        for name in field.split("."):
-            setting = getattr(setting, name, None)
-        if setting:
-            yield invalid(tuple(field.split(".")), message, step)
+    if (runtime.kind, runtime.name) == (NAMESPACED, spec.name):
+        message = f"the {NAMESPACED} of the job's name is the job's own"
+        yield invalid(("runtime",), message, "give the job another name, or remove it")
+    document = spec.model_dump()
+    fields = [path for path in _UNSAID if at_path(document, *path)]
+    fields += [("overlay", key) for key in spec.overlay if key == "runtime"]
     for path in _patch_of(spec.pod_template)[1]:
         container = at_path(spec.pod_template, *path[:-1])
         trains = path[:2] == ("spec", "containers") and path[3:] in {(key,) for key in _TRAINER}
         if not (trains and container.get("name") in (None, *CONTAINER_NAMES)):
-            yield invalid(("pod_template", *path), message, step)
-    if "runtime" in spec.overlay:
-        yield invalid(("overlay", "runtime"), message, step)
+            fields.append(("pod_template", *path))
+    for field in fields:
+        message = f"the {runtime.kind} {runtime.name} decides this"
+        step = "remove it; or remove `runtime`, if you may create TrainingRuntimes"
+        yield invalid(field, message, step)
 
 
 def over_runtime(job: Job) -> Job:
@@ -131,7 +132,8 @@ def _misfits(job: Job, document: Json) -> Iterator[tuple[str, str]]:
     containers = [container for kind in _CONTAINERS for container in pod.get(kind) or ()]
     names = [str(container.get("name")) for container in containers]
     if Object(node.get("template") or {}).labels.get(STEP) != "trainer" or NODE not in names:
-        yield "has no replicated Job `node` with a container `node` that trains", ""
+        labelled = f"the label {STEP}: trainer and a container `node`"
+        yield f"has no replicated Job `node` with {labelled}", ""
         return
     seconds, asked = at_path(node, "template", "spec", "activeDeadlineSeconds"), job.active_deadline
     if seconds and asked and seconds < asked:
@@ -154,7 +156,8 @@ def _pod_misfits(pod: Json, asked: Json, names: list[str]) -> Iterator[tuple[str
     volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
     for volume in asked.get("volumes") or ():
         if volume.keys() != volumes.get(volume.get("name"), volume).keys():
-            yield f"has another volume {volume['name']!r}", "give that of the job another name"
+            step = "give that of the job another name; resources.shm: '0' leaves out dshm"
+            yield f"has another volume {volume['name']!r}", step
     for container in (container for kind in _CONTAINERS for container in asked.get(kind) or ()):
         if container.get("name") not in names:
             yield f"has no container {container.get('name')!r}", f"change one of {', '.join(names)}"

@@ -67,7 +67,8 @@ class TrainJobTarget(IndexedTarget):
         delay=600,  # the Job controller's, see BatchJobTarget
         target="trainjob",
         companions="trainingruntimes",
-        since=(("spec.runtimePatches", "2.2"),),  # before that they were podTemplateOverrides
+        # Before 2.2 they were podTemplateOverrides, and before 2.3 without the grace period.
+        newest=r'spec\.runtimePatches(?:[^"]*\.terminationGracePeriodSeconds)?',
     )
     file = "trainjob.yaml"
     companion = Companion(
