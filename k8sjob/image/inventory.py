@@ -26,7 +26,7 @@ from k8sjob.files import whole_file
 from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
 from k8sjob.image.registry.blob_content import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
-from k8sjob.image.registry.repository import run_parallel
+from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

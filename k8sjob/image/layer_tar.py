@@ -21,9 +21,9 @@ from k8sjob.errors import ImageError
 from k8sjob.image.registry.blob_content import FileContent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from concurrent.futures import Future
-    from typing import IO, BinaryIO, Self
+    from typing import IO, BinaryIO
 
 _IN_MEMORY: Final = 8 << 20
 """Bytes of a layer that need no temporary file."""
@@ -31,6 +31,8 @@ _GZIP_LEVEL: Final = 1
 """Code is small, and the network is faster than level 6."""
 _GZIP_HEAD: Final = b"\x1f\x8b\x08\0\0\0\0\0\x04\xff"
 """Neither name nor time (RFC 1952)."""
+_DEFLATE_END: Final = b"\x03\0"
+"""The last block of a deflate stream, with nothing in it."""
 _PIECE: Final = 1 << 20
 """Bytes that are compressed at once; whatever the number of cores, so that equal code gives equal
 bytes on every machine."""
@@ -87,10 +89,9 @@ def entry(
 
 
 class _Hashed:
-    """A file that is written to, with the digest and the size of what it got."""
+    """The digest and the size of blocks that have passed."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -98,13 +99,11 @@ class _Hashed:
     def digest(self) -> str:
         return f"sha256:{self._hash.hexdigest()}"
 
-    def write(self, data: bytes) -> int:
-        self._hash.update(data)
-        self.size += len(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        """Called by compressors; the file is read through the same object."""
+    def passing(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self._hash.update(block)
+            self.size += len(block)
+            yield block
 
 
 def write_layer(
@@ -115,22 +114,13 @@ def write_layer(
     Raises:
         ImageError: there is no space for it, or no zstd here.
     """
+    raw, packed = _Hashed(), _Hashed()
     try:
         with ExitStack() as failed:
             file = failed.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
-            packed = _Hashed(cast("IO[bytes]", file))
-            with _zstd_writer(packed) if zstd else _GzipWriter(packed) as compressed:
-                raw = _Hashed(cast("IO[bytes]", compressed))
-                for member, blocks in members:
-                    # TarFile.addfile wants a file object for the content of each member, and keeps
-                    # all members in memory.
-                    raw.write(member.tobuf(tarfile.PAX_FORMAT))
-                    for block in blocks:
-                        raw.write(block)
-                    raw.write(bytes(-raw.size % tarfile.BLOCKSIZE))
-                # The end of an archive: two empty blocks, then zeros to a whole record.
-                raw.write(bytes(2 * tarfile.BLOCKSIZE))
-                raw.write(bytes(-raw.size % tarfile.RECORDSIZE))
+            archive = raw.passing(_archive(members, raw))
+            for block in packed.passing(_zstd(archive) if zstd else _gzip(archive)):
+                file.write(block)
             # What is still buffered would fail on a full disk when it is read for the upload.
             file.flush()
             failed.pop_all()
@@ -142,61 +132,63 @@ def write_layer(
     return Layer(FileContent(packed.digest, packed.size, file), raw.digest, zstd=zstd)
 
 
-class _GzipWriter:
+def _archive(
+    members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], raw: _Hashed
+) -> Iterator[bytes]:
+    """The blocks of an archive, each of which passes `raw` before the next one is asked for."""
+    for member, blocks in members:
+        # TarFile.addfile wants a file object for the content of each member, and keeps all members
+        # in memory.
+        yield member.tobuf(tarfile.PAX_FORMAT)
+        yield from blocks
+        yield bytes(-raw.size % tarfile.BLOCKSIZE)
+    # The end of an archive: two empty blocks, then zeros to a whole record.
+    yield bytes(2 * tarfile.BLOCKSIZE)
+    yield bytes(-raw.size % tarfile.RECORDSIZE)
+
+
+def _gzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """One stream of gzip, whose pieces are compressed by all cores."""
-
-    def __init__(self, file: _Hashed) -> None:
-        self._file, self._cores = file, os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(self._cores)
-        self._pieces: deque[Future[bytes]] = deque()
-        self._open, self._crc, self._size = bytearray(), 0, 0
-
-    def __enter__(self) -> Self:
-        self._file.write(_GZIP_HEAD)
-        return self
-
-    def write(self, data: bytes) -> int:
-        """Take more of the content."""
-        self._open += data
-        while len(self._open) > _PIECE:
-            self._compress(bytes(self._open[:_PIECE]), last=False)
-            del self._open[:_PIECE]
-        return len(data)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._compress(bytes(self._open), last=True)
-        self._pool.shutdown(cancel_futures=kind is not None)
-        if kind is None:
-            self._write_done(0)
-            for number in (self._crc, self._size & 0xFFFFFFFF):
-                self._file.write(number.to_bytes(4, "little"))
-
-    def _compress(self, piece: bytes, *, last: bool) -> None:
-        self._crc, self._size = zlib.crc32(piece, self._crc), self._size + len(piece)
-        self._pieces.append(self._pool.submit(_deflated, piece, last=last))
-        self._write_done(2 * self._cores)  # more would only wait in memory
-
-    def _write_done(self, most_open: int) -> None:
-        while len(self._pieces) > most_open:
-            self._file.write(self._pieces.popleft().result())
+    cores, crc, size = os.cpu_count() or 1, 0, 0
+    compressed: deque[Future[bytes]] = deque()
+    yield _GZIP_HEAD
+    with ThreadPoolExecutor(cores) as pool:
+        for piece in _pieces(blocks):
+            crc, size = zlib.crc32(piece, crc), size + len(piece)
+            compressed.append(pool.submit(_deflated, piece))
+            if len(compressed) > 2 * cores:  # more would only wait in memory
+                yield compressed.popleft().result()
+        yield from (piece.result() for piece in compressed)
+    yield _DEFLATE_END + crc.to_bytes(4, "little") + (size % (1 << 32)).to_bytes(4, "little")
 
 
-def _deflated(piece: bytes, *, last: bool) -> bytes:
+def _pieces(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    begun = bytearray()
+    for block in blocks:
+        begun += block
+        while len(begun) >= _PIECE:
+            yield bytes(begun[:_PIECE])
+            del begun[:_PIECE]
+    yield bytes(begun)
+
+
+def _deflated(piece: bytes) -> bytes:
     """A piece of a deflate stream (RFC 1951), which ends at a byte."""
     sample = piece[:_SAMPLE] if len(piece) == _PIECE else b""
     stored = len(zlib.compress(sample, _GZIP_LEVEL)) > _WORTH_IT * len(sample) > 0
     deflate = zlib.compressobj(0 if stored else _GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return deflate.compress(piece) + deflate.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
+    return deflate.compress(piece) + deflate.flush(zlib.Z_SYNC_FLUSH)
 
 
-def _zstd_writer(file: _Hashed) -> IO[bytes]:
+def _zstd(blocks: Iterable[bytes]) -> Iterator[bytes]:
     _require_zstd("a layer compressed by zstd cannot be written")
     options: dict[int, int] = {
         zstd.CompressionParameter.compression_level: _ZSTD_LEVEL,
         zstd.CompressionParameter.checksum_flag: 1,
     }
-    return cast("IO[bytes]", zstd.ZstdFile(cast("IO[bytes]", file), "w", options=options))
+    compressor = zstd.ZstdCompressor(options=options)
+    yield from map(compressor.compress, blocks)
+    yield compressor.flush()
 
 
 def zstd_reader(file: BinaryIO, subject: str) -> IO[bytes]:

@@ -20,8 +20,9 @@ from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.image.registry.manifest import ImageReference, labels
 from k8sjob.image.registry.oci_layout import Layout
-from k8sjob.image.registry.repository import Registries, Repository, read_base, start, transfer
+from k8sjob.image.registry.repository import Registries, Repository, read_base, transfer
 from k8sjob.provenance import ImageLayer, Provenance
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,8 @@ _ASSIGNED: Final = r"\W{1,40}(?:value\W{1,6})?"
 """What may stand between a name and its value in code, shells, JSON, YAML, and lists of env."""
 _LONG: Final = 20
 """Characters of a word that a token has at least, with the beginning by which it is known."""
-_WORD: Final = bytes.maketrans(
-    bytes(range(256)),
-    bytes(b"w"[0] if re.match(rb"[\w./+=~-]", bytes([code])) else 0 for code in range(256)),
-)
-"""Marks the characters that tokens have; see _long_words."""
+_MARKS: Final = re.sub(rb"[^w]", b" ", re.sub(rb"[\w./+=~-]", b"w", bytes(range(256))))
+"""A w for each character that tokens have."""
 _PLACEHOLDER: Final = re.compile(rb"([\w*.-])\1{7}|EXAMPLE")
 """What the text of a match has that stands for a credential: documents have hf_xxxxxxxx."""
 
@@ -85,13 +82,10 @@ class SecretScanner:
 
 def _long_words(data: bytes) -> Iterator[bytes]:
     """The words of at least _LONG characters: a few percent of code, and nothing of most data."""
-    marked, long = data.translate(_WORD), b"w" * _LONG
-    start = marked.find(long)
-    while start >= 0:
-        end = marked.find(b"\0", start)
-        end = end if end >= 0 else len(data)
+    marked, end = data.translate(_MARKS) + b" ", 0
+    while (start := marked.find(b"w" * _LONG, end)) >= 0:
+        end = marked.find(b" ", start)
         yield data[start:end]
-        start = marked.find(long, end)
 
 
 def _matches(data: bytes) -> Iterator[tuple[str, re.Match[bytes]]]:

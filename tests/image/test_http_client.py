@@ -21,7 +21,7 @@ from k8sjob.image.registry.http_client import (
     is_loopback,
 )
 from k8sjob.image.registry.manifest import Descriptor, ImageReference
-from k8sjob.image.registry.repository import run_parallel, start
+from k8sjob.threads import run_parallel, start
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
@@ -34,6 +34,7 @@ from k8sjob.targets.jobs import (
     with_child,
 )
 from k8sjob.targets.object_types import typed_object
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +70,7 @@ class ClusterBackend(Creation):
         controllers = {target.resource: target.controller for target in TARGETS}
         self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), controllers)
         self.context, self.namespace = transport.context, transport.namespace
-        self._own_namespace: Json | None = None
+        self._own_namespace: Json | ApiError | None = None
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
         self.workloads = Workloads(self.transport)
@@ -90,8 +91,7 @@ class ClusterBackend(Creation):
         """A job of another kind that has the name of this one; None as far as can be read."""
         ref = self.ref_of(job)
         kinds = [target.kind for target in TARGETS if target is not job.target]
-        with ThreadPoolExecutor(len(kinds)) as pool:
-            answers = [pool.submit(self._get, replace(ref, kind=kind)) for kind in kinds]
+        answers = [start(partial(self._get, replace(ref, kind=kind))) for kind in kinds]
         for answer in answers:
             # The kind may not be served, or the user may not read it: then no job of it is known.
             with suppress(JobNotFound, ApiError):
@@ -134,11 +134,8 @@ class ClusterBackend(Creation):
         """The jobs of all kinds that can be read; ApiError where none of them can."""
         jobs: list[Job] = []
         errors: dict[str, ApiError] = {}
-        with ThreadPoolExecutor(len(TARGETS)) as pool:
-            answers = [
-                pool.submit(list_all, self.transport, job_path(target, namespace), _query(selector))
-                for target in TARGETS
-            ]
+        ask = partial(list_all, self.transport, query=_query(selector))
+        answers = [start(partial(ask, job_path(target, namespace))) for target in TARGETS]
         for target, answer in zip(TARGETS, answers, strict=True):
             try:
                 listed = answer.result().items
@@ -191,7 +188,7 @@ class ClusterBackend(Creation):
                 where = path("namespaces", name=self.namespace)
                 self._own_namespace = self.transport.request("GET", where, timeout=timeout)
             except ApiError as error:
-                return error
+                self._own_namespace = error
         return self._own_namespace
 
     def look_for_namespace(self) -> None:

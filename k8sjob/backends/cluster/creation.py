@@ -7,7 +7,6 @@ them: what is there is looked at before it is used, replaced or refused.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
 from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
@@ -91,9 +91,8 @@ class Creation:
             "resourceVersionMatch": "Exact",
         }
         targets = [target for target in TARGETS if target is not created.target]
-        with ThreadPoolExecutor(len(targets)) as pool:
-            ask = partial(self.transport.request, "GET", query=then)
-            answers = [pool.submit(ask, job_path(target, ref.namespace)) for target in targets]
+        ask = partial(self.transport.request, "GET", query=then)
+        answers = [start(partial(ask, job_path(target, ref.namespace))) for target in targets]
         for target, answer in zip(targets, answers, strict=True):
             namesakes: list[Json] = []
             with suppress(ApiError):  # the kind is not served, or may not be read

@@ -2,21 +2,18 @@
 
 All that is read is checked against its digest. A registry may lose an upload, cut the connection or
 forget the token: then the upload starts again, and the registry itself checks what it ends up with.
-Several parts are transferred at a time, by threads that are daemons: those of concurrent.futures'
-executors would keep the interpreter from exiting while a registry does not respond.
+Several parts are transferred at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections import deque
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from k8sjob.errors import ImageError
@@ -25,6 +22,7 @@ from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import MAX_BODY, TransportError, host_of
 from k8sjob.image.registry.manifest import BaseImage, Index, digest_of, read_object
+from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -290,45 +288,6 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
             " another base, or change it"
         )
     return base
-
-
-def start(function: Callable[[], Any]) -> Future[Any]:
-    """Run a function in another thread."""
-    future: Future[Any] = Future()
-    threading.Thread(target=_run, args=(future, function), daemon=True).start()
-    return future
-
-
-def _run(future: Future[Any], function: Callable[[], Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
-            future.set_exception(error)
-
-
-def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any]:
-    """Call functions in at most `width` threads, the first ones first; their results, in order.
-
-    Raises:
-        The first failure; functions that have not started by then never do.
-    """
-    tasks = [(Future[Any](), function) for function in functions]
-    waiting = deque(tasks)
-
-    def work() -> None:
-        with suppress(IndexError):
-            while True:
-                _run(*waiting.popleft())
-
-    for _ in range(min(width, len(tasks))):
-        threading.Thread(target=work, daemon=True).start()
-    done, pending = wait([future for future, _ in tasks], return_when=FIRST_EXCEPTION)
-    for future in pending:
-        future.cancel()
-    for future in done:
-        future.result()  # raises the failure
-    return [future.result() for future, _ in tasks]
 
 
 @dataclass(frozen=True, slots=True)

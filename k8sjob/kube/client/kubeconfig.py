@@ -40,8 +40,9 @@ _TYPES: Final = (
     ("insecure-skip-tls-verify", bool, "is neither true nor false; remove the quotes"),
 )
 """Fields of clusters, users and contexts with their types; kubectl refuses others, too."""
-_HAVE_PATHS: Final = ("clusters", "users")
-_PATHS: Final = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_PATHS: Final = frozenset(
+    {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
+)
 _ENTRIES: Final = (("clusters", "cluster"), ("users", "user"), ("contexts", "context"))
 
 _Config = dict[str, Any]
@@ -292,9 +293,6 @@ def _read(kubeconfig: str | Path | None) -> tuple[tuple[Path, ...], _Config]:
             # other keys, the first counts.
             if isinstance(value, list):
                 merged.setdefault(key, []).extend(value)
-                for part in (entry.get(key[:-1]) or {} for entry in value if key in _HAVE_PATHS):
-                    # A relative path starts from the folder of its own file.
-                    part |= {k: str(path.parent / part[k]) for k in _PATHS if part.get(k)}
             elif value:
                 merged.setdefault(key, value)
     return tuple(files), merged
@@ -318,9 +316,18 @@ def _file(path: Path) -> _Config:
         raise BackendError(f"kubeconfig {path}{at}: {why}", "correct the file") from None
     if content is not None and not isinstance(content, dict):
         raise BackendError(f"kubeconfig {path}: a mapping is expected", "correct the file")
-    if wrong := next(_mistakes(content or {}), ""):
+    config: _Config = content or {}
+    if wrong := next(_mistakes(config), ""):
         raise BackendError(f"kubeconfig {path}: {wrong}", "correct the file")
-    return content or {}
+    for key, inner in _ENTRIES:
+        for part in (entry.get(inner) or {} for entry in config.get(key) or ()):
+            # A relative path starts from the folder of its own file.
+            part |= {
+                name: str(path.absolute().parent / part[name])
+                for name in _PATHS & part.keys()
+                if part[name]
+            }
+    return config
 
 
 def _mistakes(config: _Config) -> Iterator[str]:

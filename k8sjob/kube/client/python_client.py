@@ -19,18 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import urllib3
+from urllib3.util.ssl_ import create_urllib3_context
+
 from k8sjob import environment
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import with_query
-from k8sjob.kube.client.kubeconfig import IN_CLUSTER
+from k8sjob.kube.client import kubeconfig
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    import urllib3
 
     from k8sjob.kube.client.kubeconfig import Access
     from k8sjob.kube.objects import Json
@@ -44,7 +45,6 @@ METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 STOP_SECONDS: Final = 0.3
 """How often a stream's `stop` is looked at."""
 _UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
-_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy")
 CONNECTIONS: Final = 256
 """Idle connections that are kept; urllib3 logs a warning about each one beyond."""
 
@@ -118,14 +118,18 @@ class PythonTransport:
         """The answer to a request (see _send), repeated after a 401 and as Retry-After says."""
         # The client reads a token's file, and runs a plugin, when the kubeconfig is loaded. A 401
         # may mean that the credentials have been renewed on disk since.
-        renewed = False
+        renewed, pool = False, self._pool
         for tries_left in reversed(range(BUSY_TRIES)):
             answer = self._send(*request)
             if answer.status == 401 and not renewed:
                 renewed = True
                 answer.close()
                 with self._lock:
-                    self._credentials, self._pool = self._load()
+                    if self._pool is pool:  # else a request beside this one has read them
+                        files = self._access.kubeconfig
+                        with suppress(BackendError):  # it is just being written
+                            self._access = kubeconfig.access(self.context, files, self.namespace)
+                        self._credentials, self._pool = self._load()
                 answer = self._send(*request)
             # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
             # cannot complete the request now (ServerTimeout).
@@ -144,8 +148,6 @@ class PythonTransport:
         body: bytes | None,
         timeout: float,
     ) -> urllib3.BaseHTTPResponse:
-        import urllib3  # noqa: PLC0415 - comes with the client
-
         with self._lock:
             pool, secure = self._pool, self.server.startswith("https:")
             # Never over a connection that anybody can read; kubectl does the same.
@@ -213,8 +215,6 @@ class PythonTransport:
     @contextmanager
     def _network_errors(self, stop: threading.Event | None = None) -> Iterator[None]:
         """Errors of the network as ApiErrors; none once `stop` is set."""
-        import urllib3  # noqa: PLC0415 - comes with the client
-
         try:
             yield
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -229,14 +229,13 @@ class PythonTransport:
 
     def _load(self) -> tuple[Callable[[], dict[str, str]], urllib3.PoolManager]:
         """What gives the headers that name the user, and the pool of connections."""
-        if _is_plain(self._access):
-            try:
+        try:
+            if _is_plain(self._access):
                 headers = _authorization(self._access.user)
                 return lambda: headers, _pool(self._access)
-            except (OSError, ValueError) as error:
-                raise self._access.unusable(str(error)) from None
-        try:
             from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+        except (OSError, ValueError) as error:
+            raise self._access.unusable(str(error)) from None
         except ImportError as error:
             raise BackendError(
                 f"the Python client of Kubernetes is missing ({error})",
@@ -248,7 +247,7 @@ class PythonTransport:
         # user.
         with _captured_log() as heard:
             try:
-                if self.context == IN_CLUSTER:
+                if self.context == kubeconfig.IN_CLUSTER:
                     config.load_incluster_config(client_configuration=settings)
                 else:
                     files = self._access.kubeconfig
@@ -267,15 +266,17 @@ class PythonTransport:
 def _is_plain(access: Access) -> bool:
     """Whether the kubeconfig itself has all that a connection needs: no plugin, no proxy."""
     programs = access.user.get("exec") or access.user.get("auth-provider")
-    proxied = any(name.lower() in _PROXIES and url for name, url in environment.variables().items())
-    return bool(access.cluster) and not (programs or proxied or access.cluster.get("proxy-url"))
+    urls = {name.lower(): url for name, url in environment.variables().items() if url}
+    proxied = access.cluster.get("proxy-url") or urls.keys() & {"http_proxy", "https_proxy"}
+    return bool(access.cluster) and not (programs or proxied)
 
 
 def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
     """The header of a token or of a password; none where a certificate names the user."""
+    # As kubectl does: a file, which may be renewed, goes before a token beside it.
     file = user.get("tokenFile")
-    if token := user.get("token") or (Path(file).read_text(encoding="utf-8") if file else ""):
-        return {"authorization": f"Bearer {token.strip() if file else token}"}
+    if token := Path(file).read_text(encoding="utf-8").strip() if file else user.get("token"):
+        return {"authorization": f"Bearer {token}"}
     if user.get("username") and user.get("password"):
         pair = f"{user['username']}:{user['password']}".encode()
         return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
@@ -283,26 +284,23 @@ def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pool(access: Access) -> urllib3.PoolManager:
-    import urllib3  # noqa: PLC0415 - not for kubectl's transport
-
-    cluster = access.cluster
-    trusts_all = bool(cluster.get("insecure-skip-tls-verify"))
-    options: dict[str, Any] = {
-        "cert_reqs": ssl.CERT_NONE if trusts_all else ssl.CERT_REQUIRED,
-        "ca_certs": cluster.get("certificate-authority"),
-    }
-    if data := cluster.get("certificate-authority-data"):
-        options |= {"ca_certs": None, "ca_cert_data": base64.b64decode(data).decode()}
+    cluster, user = access.cluster, access.user
+    trusts_all = cluster.get("insecure-skip-tls-verify")
+    options: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE if trusts_all else ssl.CERT_REQUIRED}
     with temporary_folder("tls") as folder:
-        for option, name in (("cert_file", "client-certificate"), ("key_file", "client-key")):
-            options[option] = access.user.get(name)
-            if data := access.user.get(f"{name}-data"):
-                # Python's ssl reads them from files alone.
-                options[option] = folder / name
-                options[option].write_bytes(base64.b64decode(data))
-        files = [options[name] for name in ("ca_certs", "cert_file", "key_file") if options[name]]
-        if missing := [str(file) for file in files if not Path(file).is_file()]:
-            raise ValueError(f"there is no file {missing[0]}")
+        for option, fields, name in (
+            ("ca_certs", cluster, "certificate-authority"),
+            ("cert_file", user, "client-certificate"),
+            ("key_file", user, "client-key"),
+        ):
+            file = fields.get(name)
+            if data := fields.get(f"{name}-data"):
+                # Python's ssl reads certificates and keys from files alone.
+                file = folder / name
+                file.write_bytes(base64.b64decode(data))
+            elif file and not Path(file).is_file():
+                raise ValueError(f"there is no file {file}")
+            options[option] = file
         context = _tls_context(options)
     if server_name := cluster.get("tls-server-name"):
         options["server_hostname"] = server_name
@@ -316,8 +314,6 @@ def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
     providers' clusters and private CAs have it. The files move from the options into the context:
     else each connection loads them again, while others use it in their threads.
     """
-    from urllib3.util.ssl_ import create_urllib3_context  # noqa: PLC0415 - comes with the client
-
     context = create_urllib3_context(cert_reqs=options["cert_reqs"])
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     file, data = options.pop("ca_certs", None), options.pop("ca_cert_data", None)
@@ -377,13 +373,11 @@ def _captured_log() -> Iterator[list[str]]:
 
 def _why(error: BaseException, outer: tuple[BaseException, ...] = ()) -> str:
     """The message of the innermost error, without the objects that urllib3 prints around it."""
-    from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
-
     # In urllib3 a refused connection, NewConnectionError, is a kind of ConnectTimeoutError.
-    late = isinstance(error, exceptions.ConnectTimeoutError)
-    if late and not isinstance(error, exceptions.NewConnectionError):
+    late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
+    if late and not isinstance(error, urllib3.exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
-    if isinstance(error, exceptions.ReadTimeoutError):
+    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
         return "it does not respond in time"
     inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
     if inner is not None and inner not in (*outer, error):  # an error may be its own cause
