@@ -89,14 +89,7 @@ if rank == 0: print(x)
 elif rank == 1: return
 ---
 if rank != 0:
-    if x: return 1
-    else: return 2
----
-if rank != 0:
     with open(x) as f: return f
----
-with open(x):
-    if rank != 0: return
 ---
 try:
     if rank != 0: return
@@ -131,13 +124,6 @@ for y in x:
 for y in range(3):
     if rank != 0: break
 ---
-for y in range(3):
-    with open(x):
-        if rank != 0: continue
----
-if rank != 0:
-    for y in x: break
----
 if rank != 0:
     def later(): return
 """
@@ -170,16 +156,6 @@ class T:
     def b(self):
         dist.barrier()
 ---
-class B:
-    def b(self):
-        dist.barrier()
-
-class T(B):
-    pass
-
-if rank == 0:
-    T().b()
----
 class T:
     def __init__(self):
         dist.barrier()
@@ -195,46 +171,11 @@ m = M()
 if rank == 0:
     m(x)
 ---
-def total(x):
-    dist.all_reduce(x)
-    return x
-
-if rank == 0:
-    print(f'{total(x)}')
----
-def save():
-    if rank != 0:
-        return
-    torch.save(m, 'm')
-    dist.barrier()
----
 if rank != 0:
     sys.exit()
 dist.barrier()
 ---
-def mean(x):
-    if not dist.is_initialized():
-        return x
-    dist.all_reduce(x)
-
-if rank == 0:
-    mean(x)
----
-def f():
-    try:
-        dist.barrier()
-    finally:
-        print(1)
-
-if rank == 0:
-    f()
----
 rank == 0 and dist.barrier()
----
-rank != 0 or dist.barrier()
----
-if (first := rank == 0):
-    dist.barrier()
 ---
 class Metrics:
     @staticmethod
@@ -247,18 +188,6 @@ class Metrics:
 
 if rank == 0:
     Metrics.collect()
----
-class Metrics:
-    @classmethod
-    def show(cls):
-        dist.barrier()
-
-if rank == 0:
-    Metrics.show()
----
-wait = dist.barrier
-if rank == 0:
-    wait()
 ---
 class Metrics:
     def __init__(self):
@@ -308,10 +237,6 @@ def sync(first):
 
 sync(rank == 0)
 ---
-while True:
-    if rank == 0:
-        dist.barrier()
----
 @rank_zero_only
 def f():
     dist.barrier()
@@ -322,13 +247,6 @@ if rank == 0:
     dist.barrier()
 else:
     dist.broadcast(t, 0)
----
-def f():
-    if rank == 0 or late:
-        return
-    dist.barrier()
-
-f()
 ---
 def main_first():
     if rank != 0:
@@ -352,11 +270,6 @@ def test_the_ways_to_a_collective(body):
 
 
 IN_ORDER = """\
-if rank == 0:
-    dist.broadcast(t, 0)
-elif rank == 1:
-    dist.broadcast(t, 0)
----
 def f(x):
     dist.all_reduce(x)
 
@@ -376,23 +289,11 @@ def leave():
 enter()
 leave()
 ---
-class Main:
-    def __enter__(self):
-        if rank != 0:
-            dist.barrier()
-    def __exit__(self, *e):
-        if rank == 0:
-            dist.barrier()
----
 if rank != 0:
     dist.barrier()
     sys.exit()
 load()
 dist.barrier()
----
-pair = dist.new_group([0, 1])
-if rank == 0:
-    dist.all_reduce(t, group=pair)
 ---
 def add(x, group):
     dist.all_reduce(x, group=group)
@@ -401,28 +302,12 @@ if rank == 0:
     add(x, pair)
 ---
 def test(m, sync):
-    if sync:
-        dist.all_reduce(m)
-
-if rank == 0:
-    test(m, False)
----
-def test(m, sync):
     if not sync:
         return m
     dist.all_reduce(m)
 
 if rank == 0:
     test(m, False)
----
-def work(sync):
-    if sync:
-        dist.barrier()
-
-if rank == 0:
-    dist.barrier()
-else:
-    work(True)
 ---
 def later():
     dist.barrier()
@@ -442,11 +327,6 @@ class T:
 if rank == 0:
     model.train()
 ---
-def f(rank):
-    for rank in range(4):
-        if rank == 0:
-            dist.barrier()
----
 rank = 8
 def f(rank=8):
     pass
@@ -458,12 +338,6 @@ if rank == 0:
     dist.send(t, 1)
 else:
     dist.recv(t, 0)
----
-if rank == 0:
-    try:
-        load()
-    except OSError:
-        dist.barrier()
 ---
 def serve():
     pass
@@ -483,34 +357,15 @@ if rank == 0:
 if rank == 0 or args.dist_eval:
     dist.all_reduce(t)
 ---
-if rank == 0:
-    raise ValueError
-dist.barrier()
----
-def f():
-    return
-    if rank == 0:
-        dist.barrier()
----
 pair = dist.get_rank()
 pair = pair // 2
 if pair == 0:
     dist.barrier()
 ---
-def a():
-    a()
-
-if rank == 0:
-    a()
----
 match rank:
     case 0:
         dist.barrier()
     case _:
-        dist.barrier()
----
-match rank:
-    case 0 | 1:
         dist.barrier()
 ---
 match mode:
@@ -519,12 +374,6 @@ match mode:
 ---
 if False and rank == 0:
     dist.barrier()
----
-is_main = True
-for x in loader:
-    if is_main:
-        dist.barrier()
-    is_main = False
 ---
 class Walk:
     is_main = True
@@ -537,15 +386,6 @@ Walk().go()
 parser.add_argument('--rank', type=int, default=8)
 if args.rank > 0:
     dist.barrier()
----
-class Adapter:
-    def __init__(this, rank=4):
-        this.rank = rank
-    def sync(this):
-        if this.rank:
-            dist.barrier()
-
-Adapter().sync()
 ---
 class Adapter:
     def __init__(self, *, rank=4):
