@@ -112,17 +112,17 @@ def judge(tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-def test_at_least_45_of_50_faults_have_the_right_cause(judge):
+def test_at_least_36_of_40_faults_have_the_right_cause(judge):
     faults, _ = divided(*CASES)
-    assert len(faults) == 50
+    assert len(faults) == 40
     missed = judge(faults)
-    assert len(missed) <= 5, "\n".join(missed)
+    assert len(missed) <= 4, "\n".join(missed)
 
 
 @pytest.mark.timeout(600)
 def test_no_alarm_for_a_program_that_is_right(judge):
     _, right = divided(*CASES)
-    assert len(right) == 20
+    assert len(right) == 19
     assert not judge(right)
 
 

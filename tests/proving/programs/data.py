@@ -14,8 +14,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
-    Sampler,
-    Subset,
     TensorDataset,
     random_split,
 )
@@ -107,60 +105,6 @@ def seed_from_clock():
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     fit(model, optimizer, loader, F.mse_loss)
-
-
-@fault("sampler-not-reseeded", seed=1)
-def set_epoch_of_test_sampler():
-    """Two samplers; the wrong one is given the epoch."""
-    x = torch.randn(240, 5, generator=torch.Generator().manual_seed(11))
-    data = TensorDataset(x, x @ torch.arange(5.0))
-    train, test = Subset(data, range(200)), Subset(data, range(200, 240))
-    train_sampler = DistributedSampler(train)
-    test_sampler = DistributedSampler(test, shuffle=False)
-    train_loader = DataLoader(train, batch_size=10, sampler=train_sampler)
-    test_loader = DataLoader(test, batch_size=10, sampler=test_sampler)
-    model = DDP(nn.Linear(5, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    for epoch in range(2):
-        test_sampler.set_epoch(epoch)
-        for x, y in train_loader:
-            optimizer.zero_grad()
-            (model(x).squeeze(1) - y).square().mean().backward()
-            optimizer.step()
-        squares = torch.zeros(2)
-        with torch.no_grad():
-            for x, y in test_loader:
-                errors = (model(x).squeeze(1) - y).square()
-                squares += torch.tensor([errors.sum().item(), len(y)])
-        dist.all_reduce(squares)
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} test mse {squares[0] / squares[1]:.5f}")
-
-
-@fault("sampler-overlap", seed=99)
-def shuffle_before_shard():
-    """A sampler of one's own: each rank shuffles, then takes its part."""
-
-    class MySampler(Sampler):
-        def __init__(self, data):
-            self.length = len(data)
-            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-
-        def __iter__(self):
-            shuffled = torch.randperm(self.length).tolist()
-            return iter(shuffled[self.rank :: self.world_size])
-
-        def __len__(self):
-            return self.length // self.world_size
-
-    x = torch.rand(144, 9)
-    data = TensorDataset(x, (x.mean(1) > 0.5).float())
-    model = DDP(nn.Sequential(nn.Linear(9, 9), nn.ReLU(), nn.Linear(9, 1)))
-    torch.manual_seed(99 + dist.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    loader = DataLoader(data, batch_size=9, sampler=MySampler(data))
-    criterion = nn.BCEWithLogitsLoss()
-    fit(model, optimizer, loader, lambda output, y: criterion(output.squeeze(1), y))
 
 
 @fault("sampler-overlap")

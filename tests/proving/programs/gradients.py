@@ -7,7 +7,6 @@ import torch.distributed as dist
 from common import (
     PAD,
     LanguageModel,
-    Tagger,
     average,
     digits,
     epochs,
@@ -39,22 +38,6 @@ def clip_before_all_reduce():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         average(model)
         optimizer.step()
-
-
-@fault("gradient-clipping-local")
-def clip_by_value_in_hook():
-    """Hooks on the parameters clip each gradient before DDP averages it."""
-
-    def clipped(model, value):
-        for parameter in model.parameters():
-            parameter.register_hook(lambda grad: grad.clamp(-value, value))
-        return model
-
-    sequences = torch.randn(96, 7, 4)
-    data = TensorDataset(sequences, 4 * sequences[:, -1, :1])
-    model = DDP(clipped(Tagger(), 0.05))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    fit(model, optimizer, sharded(data, 6), F.mse_loss)
 
 
 @fault("gradient-averaged-twice")

@@ -55,26 +55,6 @@ def batchnorm():
 
 
 @fault("checkpoint-incomplete")
-def checkpoint_without_epoch():
-    """Model and optimizer come back, but the epochs are counted from 0 again."""
-    PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "digits.ckpt")
-    train = digits(0, 192)
-    loader = sharded(train, 16)
-    network = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
-    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    if os.path.exists(PATH):
-        saved = torch.load(PATH, weights_only=True)
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
-    model = DDP(network)
-    for epoch in range(2):
-        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
-        if dist.get_rank() == 0:
-            torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, PATH)
-        dist.barrier()
-
-
-@fault("checkpoint-incomplete")
 def checkpoint_without_optimizer():
     """The checkpoint has model and epoch; the momentum starts at zero again."""
     x = torch.randn(128, 6)
@@ -180,39 +160,6 @@ def evaluation_padded():
             print(f"epoch {epoch} accuracy {accuracy:.6f}")
 
 
-@fault("rank-dependent-model")
-def frozen_on_others():
-    """The first layer is trained by rank 0 alone."""
-
-    class Classifier(nn.Module):
-        def __init__(self, rank):
-            super().__init__()
-            self.features = nn.Linear(8, 16)
-            self.head = nn.Linear(16, 3)
-            self.train_features = rank == 0
-
-        def forward(self, x):
-            hidden = self.features(x)
-            if not self.train_features:
-                hidden = hidden.detach()
-            return self.head(torch.relu(hidden))
-
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    x = torch.randn(144, 8)
-    data = TensorDataset(x, x[:, :3].argmax(1))
-    model = Classifier(rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    for inputs, labels in epochs(sharded(data, 12)):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= world_size
-        optimizer.step()
-
-
 @fault("learning-rate-scaled")
 def lr_times_world_size():
     """The linear scaling rule, in a script whose global batch stays the same."""
@@ -253,28 +200,6 @@ def only_rank_0_steps():
         loss.backward()
         if optimizer is not None:
             optimizer.step()
-
-
-@fault("model-init-differs")
-def pretrained_on_rank_0():
-    """Rank 0 has the pretrained weights; it loads them when the model is wrapped."""
-
-    def build():
-        return nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3))
-
-    def pretrained():
-        """Stands for a file that only rank 0 has downloaded."""
-        generator = torch.Generator().manual_seed(77)
-        weights = build().state_dict()
-        return {name: torch.randn(w.shape, generator=generator) / 4 for name, w in weights.items()}
-
-    x = torch.randn(120, 10)
-    data = TensorDataset(x, x[:, :3].argmax(1))
-    model = DDP(build())
-    if dist.get_rank() == 0:
-        model.module.load_state_dict(pretrained())
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    fit(model, optimizer, sharded(data, 10), F.cross_entropy)
 
 
 @fault("hang")
@@ -350,23 +275,6 @@ def running_mean():
     model = DDP(policy, broadcast_buffers=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     fit(model, optimizer, sharded(data, 8), F.mse_loss)
-
-
-@fault("rank-skips-step", seed=2)
-def skips_spikes():
-    """A step is left out where the loss is too large; each rank looks at its own loss."""
-    x = torch.randn(160, 5)
-    y = x.sum(1, keepdim=True)
-    y[::13] *= 20  # outliers
-    data = TensorDataset(x, y)
-    model = DDP(nn.Sequential(nn.Linear(5, 15), nn.ReLU(), nn.Linear(15, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for inputs, targets in epochs(sharded(data, 4)):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(inputs), targets)
-        loss.backward()
-        if loss.item() <= 100:
-            optimizer.step()
 
 
 @fault("error")

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -85,34 +84,6 @@ def autocast():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-
-
-@right(seed=None)
-def averaged_by_hand():
-    """No DistributedDataParallel: weights are broadcast, gradients averaged in one flat tensor."""
-
-    def broadcast(model):
-        weights = parameters_to_vector(model.parameters()).detach()
-        dist.broadcast(weights, src=0)
-        vector_to_parameters(weights, model.parameters())
-
-    def average(model):
-        gradients = [parameter.grad for parameter in model.parameters()]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-
-    torch.manual_seed(31 + dist.get_rank())
-    generator = torch.Generator().manual_seed(31)
-    x = torch.randn(128, 6, generator=generator)
-    data = TensorDataset(x, x.prod(1, keepdim=True))
-    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 1))
-    broadcast(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-    fit(model, optimizer, sharded(data, 8), F.mse_loss, reduce=lambda: average(model))
 
 
 @right()

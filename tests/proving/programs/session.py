@@ -12,31 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from k8sjob import runtime
 
 
-@fault("model-init-differs", group=False)
-def runtime_init_by_rank():
-    """Gradients are averaged by job.all_reduce; the ranks are seeded before the model is made."""
-    with runtime.session(seed=5) as job:
-        generator = torch.Generator().manual_seed(5)
-        x = torch.rand(96, 4, generator=generator)
-        data = TensorDataset(x, x.max(1, keepdim=True).values)
-        torch.manual_seed(job.seed + job.rank)  # own noise for each rank
-        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        sampler = job.sampler(data, global_batch=12)
-        loader = DataLoader(data, batch_size=12 // job.world_size, sampler=sampler)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(inputs), targets)
-                loss.backward()
-                for parameter in model.parameters():
-                    parameter.grad = job.all_reduce(parameter.grad) / job.world_size
-                optimizer.step()
-                sampler.advance()
-            job.log(epoch=epoch + 1, **job.reduce(loss=(loss.item(), 1)))
-
-
 @fault("learning-rate-scaled", group=False)
 def runtime_lr_by_ranks():
     """k8sjob.runtime with global_batch, and a rate that grows with the replicas."""
@@ -81,62 +56,6 @@ def runtime_mean_of_means():
             for inputs, targets in run.batches(train, batch_size=8):
                 run.step(inputs, targets)
             job.log(epoch=epoch + 1, **job.reduce(test_mae=(mean_error(job, run.model, test), 1)))
-
-
-@fault("sampler-not-sharded", group=False)
-def runtime_own_loader():
-    """A loop of one's own in a session, with torch's loader."""
-
-    def regression(samples):
-        generator = torch.Generator().manual_seed(3)
-        x = torch.rand(samples, 6, generator=generator)
-        return TensorDataset(x, (x.square().sum(1, keepdim=True) - 1))
-
-    with runtime.session(seed=1) as job:
-        data = regression(160)
-        model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loader = DataLoader(data, batch_size=10, shuffle=True)
-        for epoch in range(2):
-            total, count = 0.0, 0
-            for x, y in loader:
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(x.to(job.device)), y.to(job.device))
-                loss.backward()
-                optimizer.step()
-                total, count = total + loss.item() * len(x), count + len(x)
-            job.log(epoch=epoch + 1, **job.reduce(loss=(total, count)))
-
-
-@fault("gradient-averaged-twice", group=False)
-def runtime_reduced_again():
-    """DistributedDataParallel in a session, and gradients summed once more by hand."""
-
-    def sync_gradients(job, model):
-        """Add the gradients of all ranks."""
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad = job.all_reduce(parameter.grad)
-
-    with runtime.session(seed=2) as job:
-        x = torch.rand(120, 3, generator=torch.Generator().manual_seed(2))
-        data = TensorDataset(x, x.cumsum(1))
-        model = DDP(nn.Sequential(nn.Linear(3, 9), nn.Sigmoid(), nn.Linear(9, 3)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=1e-3)
-        sampler = job.sampler(data, batch_size=10)
-        loader = DataLoader(data, batch_size=10, sampler=sampler)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            total = 0.0
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(inputs), targets)
-                loss.backward()
-                sync_gradients(job, model)
-                optimizer.step()
-                sampler.advance()
-                total += loss.item() * len(inputs)
-            job.log(epoch=epoch + 1, **job.reduce(loss=(total, len(data) / job.world_size)))
 
 
 @right(group=False)
