@@ -16,6 +16,7 @@ from k8sjob.backends.cluster.informer import with_groups
 from k8sjob.backends.cluster.related import related
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.status import job_status
+from k8sjob.rendering.merge import merge
 from k8sjob.targets.jobs import job_of
 
 LOOK = "kubectl describe queues.scheduling.volcano.sh "
@@ -94,7 +95,7 @@ def test_an_admitted_pod_group_is_no_cause():
 )
 def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, state):
     recorded = RECORDED[name]
-    group = next(part for part in recorded["related"] if part["kind"] == "PodGroup")
+    group = copy.deepcopy(next(p for p in recorded["related"] if p["kind"] == "PodGroup"))
     stranger = copy.deepcopy(group)
     stranger["metadata"] |= {"name": "stranger", "ownerReferences": [{"uid": "another"}]}
     elsewhere = copy.deepcopy(stranger)
@@ -107,9 +108,18 @@ def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, s
 
     job = Snapshot(job_of(recorded["job"]), recorded.get("pods", []))
     running = Snapshot(job.job, [{"metadata": {"name": "p"}, "spec": {"nodeName": "node"}}])
-    of_job, of_running = with_groups(Cluster(answer), "", [job, running])
+    cluster = Cluster(answer)
+    of_job, of_running = with_groups(cluster, "", [job, running])
     assert [dict(part) for part in of_job.groups] == [group]
     assert not of_running.groups
+    by_name = {"fieldSelector": f"metadata.name={group['metadata']['name']}", "limit": "500"}
+    assert [query for _, _, query, _ in cluster.asked] == [by_name]
+    group["metadata"] |= {"ownerReferences": [{"uid": "another"}]}
+    of_another, many = with_groups(Cluster(answer), "", [job, job])[0], Cluster(answer)
+    assert bool(of_another.groups) == bool(job.pods)
+    names = ({"metadata": {"name": f"{number}"}} for number in range(9))
+    with_groups(many, "", [Snapshot(job_of(merge(recorded["job"], name))) for name in names])
+    assert [query for _, _, query, _ in many.asked] == [{"limit": "500"}]
     assert job_status(of_job).state == state
     asked = Cluster(answer)
     related(asked, of_job)

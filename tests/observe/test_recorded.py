@@ -161,6 +161,8 @@ def short_of(resource, amount):
         ("account", refused(EXISTS), "name-taken | account-master-0 already exists", ""),
         ("account", refused('admission webhook "x.y" denied the request: no'),
          "webhook | 'x.y' refuses the pod: no", ""),
+        ("account", refused('no matches for kind "PodGroup" in version "scheduling.volcano.sh/v1"'),
+         "refused | : the cluster does not serve the PodGroup", "have what serves it installed"),
         ("account", refused('pods "x" is forbidden: no PriorityClass with name p'),
          "refused | PriorityC", ""),
         # The name is not always that of a replica: this is a Job of a JobSet of several.

@@ -30,7 +30,7 @@ from k8sjob.targets.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
@@ -109,12 +109,17 @@ def with_groups(
 
     with ThreadPoolExecutor(_FEW_GROUPS) as pool:
         views = map(Object, chain.from_iterable(pool.map(groups, collections)))
-        by_key = {
-            (view.raw.get("apiVersion"), view.namespace, view.name): view.raw for view in views
-        }
+        by_key = {(view.raw.get("apiVersion"), view.namespace, view.name): view for view in views}
+
+    def own(current: Snapshot, keys: Iterable[tuple[str, str, str]]) -> list[Json]:
+        groups = [by_key[key] for key in keys if key in by_key]
+        # What no Pod names and another object owns only has the job's name.
+        uids = {owner.get("uid") for group in groups for owner in group.owners}
+        return [group.raw for group in groups] if current.pods or current.job.uid in uids else []
+
     return [
-        replace(current, groups=[by_key[key] for key in own if key in by_key])
-        for current, own in zip(snapshots, keys, strict=True)
+        replace(current, groups=own(current, names))
+        for current, names in zip(snapshots, keys, strict=True)
     ]
 
 

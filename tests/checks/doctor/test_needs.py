@@ -2,6 +2,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from healthy import deployment
 from observed import RECORDED
 
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
@@ -324,6 +325,16 @@ def test_a_gang_and_its_queue(cluster, make_job, *, group, scheduler, gpus, queu
     findings = list(gang(gather_needs(cluster, "team", job_of(made))))
     assert [one.severity for one in findings] == ([verdict] if verdict else [])
     assert all(words in one.message for one in findings)
+
+
+def test_a_scheduler_of_volcano_s_that_does_not_run(cluster, make_job):
+    made = make_job(schedulerName="volcano")
+    made["spec"]["runPolicy"] = {"schedulingPolicy": {"queue": "research"}}
+    groups = {"kind": "APIGroupList", "groups": [{"name": "scheduling.volcano.sh"}]}
+    scheduler = {"items": [deployment(ready=0)]}
+    cluster.answers |= {"/apis": groups, "/apis/apps/v1/deployments": scheduler}
+    messages = [one.message for one in gang(gather_needs(cluster, "team", job_of(made)))]
+    assert any("no pod of its Deployment is ready" in message for message in messages)
 
 
 def test_an_operator_that_ignores_gangs(facts, make_job):
