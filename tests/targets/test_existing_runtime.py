@@ -65,6 +65,7 @@ def test_the_job_says_all_that_a_trainjob_can():
     )
     assert job.objects == [job.raw]
     assert {"data", "login", "trainer"} <= {reference.name for reference in references(job)}
+    assert manifest(spec()).spec["trainer"]["args"] == []  # else those of the runtime stay
     assert job.spec["runtimeRef"]["kind"] == "ClusterTrainingRuntime"
     assert job.spec["activeDeadlineSeconds"] == 60
     trainer = job.spec["trainer"]
@@ -207,6 +208,11 @@ def test_a_run_on_this_machine_ignores_it(tmp_path):
             {"volumes": [{"name": "data", "mount": "/data", "pvc": "data"}]},
             "has another volume 'data'; give that of the job another name",
         ),
+        (
+            "slow",
+            {"volumes": [{"name": "own", "mount": "/data", "pvc": "data"}]},
+            "mounts a volume at /data, and its subPath would stay; mount that of the job at",
+        ),
         ("slow", {}, "has a network in which no Pod has the name that is MASTER_ADDR"),
         ("gone", {}, "clustertrainingruntimes/gone does not exist; namespace blue may use `runt"),
     ],
@@ -251,6 +257,8 @@ def slow():
     node["template"]["spec"]["activeDeadlineSeconds"] = 30
     pod = node["template"]["spec"]["template"]["spec"]
     pod["volumes"] = [{"name": "data", "emptyDir": {}}]
+    mount = {"name": "work", "mountPath": "/data", "subPath": "team"}
+    pod["containers"][0]["volumeMounts"] = [mount]
     return runtime
 
 

@@ -79,7 +79,10 @@ def over_runtime(job: Job) -> Job:
     entry = {"manager": MANAGER, **_nested(PATCHED_JOBS, [entry])}
     # Those of an overlay come later, and a later patch takes precedence.
     patches = [entry, *(job.spec.get("runtimePatches") or ())]
-    return replace(job.own, raw={**job.raw, "spec": {**job.spec, "runtimePatches": patches}})
+    # Where the job has no arguments, those of the runtime would follow its command.
+    trainer = {"args": [], **job.part("spec", "trainer")}
+    spec = {**job.spec, "trainer": trainer, "runtimePatches": patches}
+    return replace(job.own, raw={**job.raw, "spec": spec})
 
 
 def _nested(path: tuple[str, ...], value: Any) -> Json:
@@ -143,16 +146,20 @@ def _misfits(job: Job, document: Json) -> Iterator[tuple[str, str]]:
 
 def _pod_misfits(pod: Json, asked: Json, names: list[str]) -> Iterator[tuple[str, str]]:
     """The same of the Pods of a runtime, which have containers of these names."""
-    # Trainer merges the resources of both, and the sources of volumes, of which an apiserver takes
-    # one.
-    limits, limits_asked = (
-        Object(training(spec.get("containers"))).part("resources", "limits")
-        for spec in (pod, asked)
-    )
+    # Trainer merges resources, mounts, and the sources of volumes, of which an apiserver takes one.
+    node, own = (training(spec.get("containers")) for spec in (pod, asked))
+    limits, limits_asked = (Object(each).part("resources", "limits") for each in (node, own))
     for device in sorted(limits.keys() - limits_asked.keys()):
         if "/" in device:
             step = "set resources.gpus or resources.extended"
             yield f"asks for {device}, and the job does not", step
+    mounts = {mount.get("mountPath"): mount for mount in node.get("volumeMounts") or ()}
+    for mount in own.get("volumeMounts") or ():
+        covered = mounts.get(mount["mountPath"], mount)
+        kept = ", ".join(sorted(covered.keys() - mount.keys()))
+        if kept and covered.get("name") != mount["name"]:
+            step = "mount that of the job at another path"
+            yield f"mounts a volume at {mount['mountPath']}, and its {kept} would stay", step
     volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
     for volume in asked.get("volumes") or ():
         if volume.keys() != volumes.get(volume.get("name"), volume).keys():
