@@ -5,12 +5,14 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 
 import pytest
 from serving import hang_up
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.threads import start
 
 NODES = "/api/v1/nodes"
 DENIED = (401, {"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "no"})
@@ -78,6 +80,31 @@ def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
     assert tokens(apiserver) == RENEWED
 
 
+def test_a_kubeconfig_is_read_again_as_after_a_login(python, apiserver, kubeconfig):
+    there = python({"token": "first-token"})
+    kubeconfig({"token": "second-token"})
+    apiserver.on(DENIED, GOOD)
+    there.request("GET", NODES)
+    assert tokens(apiserver) == RENEWED
+
+
+def test_requests_side_by_side_run_a_plugin_once(python, apiserver, plugin):
+    user, token, ran = plugin
+    there, both = python(user), threading.Barrier(2)
+    token.write_text("second-token")
+
+    def answer(request):
+        if request.headers["Authorization"] == RENEWED[1]:
+            return GOOD
+        both.wait(30)
+        return DENIED
+
+    apiserver.answer = answer
+    answers = [start(lambda: there.request("GET", NODES)) for _ in range(2)]
+    assert [future.result() for future in answers] == [GOOD[1]] * 2
+    assert ran.read_text().count("ran") == 2
+
+
 def test_credentials_are_read_once_per_request(python, apiserver, plugin):
     user, _, ran = plugin
     there = python(user)
@@ -131,12 +158,15 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
     python, apiserver, certificate, tmp_path, monkeypatch
 ):
     encoded = base64.b64encode(certificate.read_bytes()).decode()
+    commented = base64.b64encode("# Köln\n".encode() + certificate.read_bytes()).decode()
     (tmp_path / "ca.crt").write_bytes(certificate.with_suffix(".pem.crt").read_bytes())
     of_user = {"client-certificate-data": encoded, "client-key-data": encoded}
+    apiserver.on(GOOD)
+    python({"client-key-data": encoded}).request("GET", NODES)  # of no use alone
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     clusters = [
         {"certificate-authority": "ca.crt"},  # relative to its kubeconfig
-        {"certificate-authority-data": encoded},
+        {"certificate-authority-data": commented},
         {"certificate-authority": None, "insecure-skip-tls-verify": True},
     ]
     for cluster in clusters:

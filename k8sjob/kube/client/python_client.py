@@ -321,8 +321,9 @@ def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
         context.load_verify_locations(file, cadata=data)
     else:
         context.load_default_certs()
-    if certificate := options.pop("cert_file", None):
-        context.load_cert_chain(certificate, options.pop("key_file", None))
+    certificate, key = options.pop("cert_file", None), options.pop("key_file", None)
+    if certificate:
+        context.load_cert_chain(certificate, key)
     return context
 
 
