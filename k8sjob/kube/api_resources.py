@@ -187,9 +187,14 @@ class ResourcePath:
         resource, name, subresource, *_ = [*parts, "", "", ""]
         return cls(group, version, resource, namespace, name, subresource)
 
+    @property
+    def plural(self) -> str:
+        """With its group, which other kinds of this plural do not have: "jobs.batch"."""
+        return f"{self.resource}.{self.group}"
+
     def __str__(self) -> str:
         kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
-        named = f"{kind} {self.name!r}" if self.name else kind
+        named = f"{kind} {self.name!r}" if self.name else kind or f"the kinds of {self.group}"
         return f"{named} in namespace {self.namespace}" if self.namespace else named
 
 

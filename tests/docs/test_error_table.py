@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from clusters import Cluster, kubeconfig
 from error_tables import kinds, literal, pattern, plain, rows
 
+from k8sjob.cli.find_job import Place, find
 from k8sjob.errors import K8sJobError
 from k8sjob.rendering import check_script, dockerfile, remarks, render, write_context
 from k8sjob.spec import JobSpec, load
@@ -72,6 +74,14 @@ def warned(given: str, folder: Path) -> str:
     raise warning
 
 
+def named(given: str, folder: Path) -> str:
+    """A command's name of an object, in a cluster that has none."""
+    command, name = given.split()
+    with Cluster(lambda *_: None).served() as server:
+        place = Place("blue", kubeconfig=str(kubeconfig(folder, server.url)))
+        return str(find(name, place, any_kind=command == "why"))
+
+
 RUNNERS: dict[str, Callable[[str, Path], str]] = {
     "job.yaml": fragment,
     "job.yaml, whole": whole,
@@ -80,6 +90,7 @@ RUNNERS: dict[str, Callable[[str, Path], str]] = {
     "job.yaml, its build folder": staged,
     "job.yaml, warned of": warned,
     "JobSpec": keywords,
+    "name": named,
 }
 """What an input is: a function that raises the K8sJobError; else what it returns is shown."""
 

@@ -5,24 +5,25 @@ import pytest
 from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.client.errors import explained
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets.jobs import TARGETS, job_path
 
-CONTROLLERS = {target.resource: target.controller for target in TARGETS}
+CONTROLLERS = {ResourcePath.of(job_path(t)).plural: t.controller for t in TARGETS}
 
 
 @pytest.mark.parametrize(
-    ("resource", "options"),
+    ("group", "resource", "options"),
     [
-        ("pytorchjobs", "-n team`"),
-        ("trainjobs", "-n team --target trainjob`"),
-        ("trainingruntimes", "-n team --target trainjob`"),
-        ("jobsets", "-n team --target jobset`"),
-        ("jobs", "-n team --target job`"),
-        ("pods", "-n team`"),
+        ("kubeflow.org", "pytorchjobs", "-n team`"),
+        ("trainer.kubeflow.org", "trainjobs", "-n team --target trainjob`"),
+        ("trainer.kubeflow.org", "trainingruntimes", "-n team --target trainjob`"),
+        ("jobset.x-k8s.io", "jobsets", "-n team --target jobset`"),
+        ("batch", "jobs", "-n team --target job`"),
+        ("batch.volcano.sh", "jobs", "-n team`"),
+        ("", "pods", "-n team`"),
     ],
 )
-def test_a_refusal_advises_doctor_for_the_kind_of_job(resource, options):
+def test_a_refusal_advises_doctor_for_the_kind_of_job(group, resource, options):
     detail = f'{resource} is forbidden: User "a" cannot create resource "{resource}"'
     error = ApiError("refused", code=403, detail=detail)
-    target = ResourcePath(resource=resource, namespace="team")
+    target = ResourcePath(group, resource=resource, namespace="team")
     assert f"`k8sjob doctor {options}" in str(explained(error, "POST", target, "c", CONTROLLERS))

@@ -14,7 +14,7 @@ from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots, with_groups
 from k8sjob.backends.cluster.workloads import Workloads
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.api_resources import path
+from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.answers import CheckedAnswers
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect
@@ -67,7 +67,7 @@ class ClusterBackend(Creation):
     recorded = False
 
     def __init__(self, transport: Transport) -> None:
-        controllers = {target.resource: target.controller for target in TARGETS}
+        controllers = {ResourcePath.of(job_path(t)).plural: t.controller for t in TARGETS}
         self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), controllers)
         self.context, self.namespace = transport.context, transport.namespace
         self._own_namespace: Json | ApiError | None = None

@@ -48,7 +48,7 @@ def _rules() -> list[dict[str, Any]]:
 class ExplainedErrors:
     """A transport whose errors explain what is wrong and what to do; see Transport.
 
-    It knows the controllers of the kinds of job by their resource.
+    It knows the controllers of the kinds of job by ResourcePath.plural.
     """
 
     def __init__(self, transport: Transport, controllers: Mapping[str, Controller]) -> None:
@@ -100,7 +100,7 @@ def explained(
             text = rule["text"]
             break
     words = match.groupdict("") if match else {}
-    controller, namespace = controllers.get(target.resource), target.namespace
+    controller, namespace = controllers.get(target.plural), target.namespace
     # Messages speak of jobs, whichever of the kinds the user has.
     noun = "job" if controller else target.resource.removesuffix("s") or "object"
     # Validation by Kubernetes, or by the schema of a CRD, names causes; a webhook puts its errors

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from k8sjob.kube.objects import Object, Pod, true_conditions
+from k8sjob.kube.objects import Object, Pod, mappings, true_conditions
 from k8sjob.targets.api import Job, JobState, RoleReplicas
 from k8sjob.targets.workload.pods import processes_of, rank_of, stem
 
@@ -50,6 +50,11 @@ class PodTemplate(NamedTuple):
     path: tuple[str | int, ...]
     template: Json
     pods: int | None
+
+    def replicas(self, names: Sequence[str] = ()) -> PodReplicas:
+        """Pods of it, by their names."""
+        policy = str(Object(self.template).spec.get("restartPolicy") or "Always")
+        return PodReplicas("", len(names), self.path, self.template, policy, names=tuple(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,38 +126,33 @@ class Workload(Job):
     def replicas(self) -> tuple[RoleReplicas, ...]:
         """Its Pods in groups that are alike; one more name, its own, while some are missing."""
         templates = self.templates
-        groups: dict[str, tuple[RoleReplicas, list[str]]] = {}
+        groups: dict[str, tuple[PodTemplate, list[str]]] = {}
         for pod in map(Pod, self.pods):
-            kind = json.dumps([[c.get("name"), c.get("resources")] for c in _containers(pod.spec)])
-            names = {str(c.get("name")) for c in _containers(pod.spec)}
-            fits = (t.path for t in templates if _named(t.template) <= names)
-            template = {"metadata": pod.metadata, "spec": pod.spec}
-            group = RoleReplicas("", 0, next(fits, ()), template, _policy(template))
-            groups.setdefault(kind, (group, []))[1].append(self.replica_of(pod.raw))
-        every = [
-            PodReplicas(g.role, len(names), g.path, g.template, g.restart_policy, names=(*names,))
-            for g, names in groups.values()
-        ]
+            containers = _containers(pod.raw)
+            names = {c.get("name") for c in containers}
+            # Webhooks may have added containers to the template's.
+            fits = (
+                t.path
+                for t in templates
+                if {c.get("name") for c in _containers(t.template)} <= names
+            )
+            alike = json.dumps([[c.get("name"), c.get("resources")] for c in containers])
+            template = PodTemplate(
+                next(fits, ()), {"metadata": pod.metadata, "spec": pod.spec}, None
+            )
+            groups.setdefault(alike, (template, []))[1].append(pod.name)
+        every = [template.replicas(names) for template, names in groups.values()]
         # Which of them are missing only an index tells.
-        missing = self._asked - sum(Pod(pod).phase != "Failed" for pod in self.pods)
+        asked = sum(template.pods or 0 for template in templates)
+        missing = asked - sum(Pod(pod).phase != "Failed" for pod in self.pods)
         if missing > 0 and not self.state()[0].finished:
             present = set(map(rank_of, self.pods))
-            every_rank = range(self._asked) if self.ranked else ()
-            absent = [f"{self.name}-{rank}" for rank in every_rank if rank not in present]
-            absent = absent or [self.name]
-            at = next(iter(templates), PodTemplate((), {}, None))
-            policy = _policy(at.template)
-            rest = PodReplicas("", len(absent), at.path, at.template, policy, names=(*absent,))
-            every = [*every, rest] if 0 in present else [rest, *every]
+            ranks = range(asked) if self.ranked else ()
+            absent = [f"{self.name}-{rank}" for rank in ranks if rank not in present]
+            more = templates[0].replicas(absent or [self.name])
+            every = [*every, more] if 0 in present else [more, *every]
         # Where there are no Pods, the templates tell what they would be.
-        return tuple(every) or tuple(
-            PodReplicas("", 0, t.path, t.template, _policy(t.template)) for t in templates
-        )
-
-    @property
-    def _asked(self) -> int:
-        """How many Pods its own templates ask for, as far as that is said."""
-        return sum(template.pods or 0 for template in self.templates)
+        return tuple(every or (template.replicas() for template in templates))
 
     @property
     def nproc_per_node(self) -> str:
@@ -244,17 +244,8 @@ class Workload(Job):
         return 0
 
 
-def _policy(template: Json) -> str:
-    return str(Object(template).spec.get("restartPolicy") or "Always")
-
-
-def _containers(pod: Json) -> list[Json]:
-    return list(pod.get("containers") or ())
-
-
-def _named(template: Json) -> set[str]:
-    """The names of a template's containers; webhooks may have added others to its Pods."""
-    return {str(container.get("name")) for container in _containers(Object(template).spec)}
+def _containers(template: Json) -> list[Json]:
+    return list(mappings(Object(template).spec.get("containers")))
 
 
 def _phases(status: Json) -> Iterator[str]:

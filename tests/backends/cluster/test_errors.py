@@ -7,10 +7,10 @@ from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.answers import CheckedAnswers
 from k8sjob.kube.client.errors import ExplainedErrors, explained
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets.jobs import TARGETS, job_path
 from k8sjob.targets.object_types import typed_object
 
-CONTROLLERS = {target.resource: target.controller for target in TARGETS}
+CONTROLLERS = {ResourcePath.of(job_path(t)).plural: t.controller for t in TARGETS}
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 
 WEBHOOK = (

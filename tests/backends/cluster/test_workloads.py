@@ -7,7 +7,7 @@ from clusters import Cluster, kubeconfig, status
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.cli.find_job import Place, find
-from k8sjob.errors import BackendError, JobNotFound, K8sJobError
+from k8sjob.errors import BackendError, K8sJobError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import select
 from k8sjob.observe.status import job_status
@@ -233,20 +233,6 @@ def test_of_several_containers_the_one_that_kubectl_chooses_trains():
     assert look("pod/p", alone).job.replicas[0].main["name"] == "train"
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("rayjob/tune", BackendError, "no kind 'rayjob' of objects in namespaces; .* groups"),
-        ("boats.sea.example/x", BackendError, "no kind 'boats.sea.example'"),
-        ("deploy/x", JobNotFound, "no deployment/x in namespace blue"),
-        ("pods/app=none", JobNotFound, "no pods with the labels app=none in namespace blue"),
-    ],
-)
-def test_wrong_names(name, error, message):
-    with pytest.raises(error, match=message):
-        look(name, RAY)
-
-
 def test_how_a_command_line_names_them(tmp_path):
     """Only what is certain is no namespace; a command that changes something takes none."""
     own = pod("web-6d4b-a", REPLICA_SET, **WEB)
@@ -261,8 +247,8 @@ def test_how_a_command_line_names_them(tmp_path):
         for name in ("deploy/web", "pod/train-worker-0", AW, "pytorchjob/train"):
             with pytest.raises(K8sJobError, match="names an object by its kind"):
                 find(name, place)
-        with pytest.raises(JobNotFound, match="`k8sjob why` takes deploy/NAME"):
-            find("web", blue, any_kind=True)
+        with pytest.raises(BackendError, match="no kind 'rayjob' of objects"):
+            find("blue/rayjob/tune", place, any_kind=True)
         for name in ("red/deploy/web", "local/deploy/web", "rayjob/x"):
             with pytest.raises(click.UsageError, match="conflicts with the options"):
                 find(name, blue, any_kind=True)
