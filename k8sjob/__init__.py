@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from k8sjob.contract import __version__
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
-    from k8sjob.html_card import HasCard
     from k8sjob.proving.proof import prove
     from k8sjob.python_api import plan, run, submit
     from k8sjob.rendering import render, replica_env
@@ -58,18 +57,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module  # noqa: PLC0415 - lazy, see the module's docstring
 
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    if _HOME[name] == "k8sjob.spec":  # a notebook may show a spec before it loads a view
-        from k8sjob.html_card import draw_cards_with  # noqa: PLC0415 - lazy
-
-        draw_cards_with(_card_of)
     return value
-
-
-def _card_of(shown: HasCard) -> str:
-    # The cards of results need the back ends, which would double the time of importing a spec.
-    from k8sjob.view.cards import card_of  # noqa: PLC0415 - see above
-
-    return card_of(shown)
 
 
 def __dir__() -> list[str]:

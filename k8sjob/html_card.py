@@ -41,7 +41,7 @@ _drawers: Final[list[Callable[[HasCard], str]]] = []
 
 
 def draw_cards_with(drawer: Callable[[HasCard], str]) -> None:
-    """Let a view draw the cards of all objects: specs and results know no view."""
+    """Let a view draw the cards of all objects: statuses and results know no view."""
     _drawers[:] = [drawer]
 
 

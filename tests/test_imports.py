@@ -97,15 +97,6 @@ def test_the_supervisor_of_local_jobs_starts_light():
     assert not names & (CLIENT_ONLY | {"torch"})
 
 
-def test_a_spec_has_a_card_before_a_view_is_loaded():
-    code = (
-        "import sys\nfrom k8sjob import JobSpec\nassert 'k8sjob.view' not in sys.modules\n"
-        "print(JobSpec(name='tiny', image='r.example/a:1', run={'script': 'm.py'})._repr_html_())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "<b>tiny</b>" in done.stdout
-
-
 def test_what_is_exported_is_there():
     code = "import k8sjob\nfor name in k8sjob.__all__: getattr(k8sjob, name)\nk8sjob.nothing"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -105,7 +105,7 @@ def test_cards_are_drawn_only_by_the_views():
         for text in named(path)
         if text.startswith("k8sjob.html_card ") and text != "k8sjob.html_card HasCard"
     }
-    assert drawing == {"view", "cli", "python_api.py", "__init__.py"}
+    assert drawing == {"view", "cli", "python_api.py"}
 
 
 def test_a_basename_is_unique_within_a_package():

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
-from k8sjob.html_card import HasCard
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
@@ -58,7 +56,7 @@ class JobRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(HasCard):
+class Plan:
     """A job before it is created: what a dry run shows.
 
     Attributes:
@@ -70,7 +68,7 @@ class Plan(HasCard):
     """
 
     spec: JobSpec
-    job: Job
+    job: Job = field(repr=False)
     image: str
     folder: Path
     code: Path | None = None

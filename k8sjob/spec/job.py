@@ -11,7 +11,6 @@ from k8sjob import strategies
 from k8sjob.contract import CONTAINER_NAMES, TRACKER_PACKAGES, WORKDIR, RuntimeConfig
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
-from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED, Object, at_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from k8sjob.yamldoc import Document
 
 
-class JobSpec(Part, HasCard):
+class JobSpec(Part):
     """A distributed training job: what runs, where, on how many replicas, with which resources."""
 
     name: Annotated[
