@@ -27,10 +27,10 @@ _COUNTED: Final = ("requests.", "limits.", "count/")
 """What Volcano adds to a group's resources for ResourceQuotas."""
 
 
-def group_keys(job: Object, pods: Iterable[Json]) -> set[tuple[str, str, str]]:
-    """The apiVersion, namespace and name of each PodGroup that Pods name.
+def group_names(job: Object, pods: Iterable[Json]) -> set[tuple[str, str]]:
+    """The apiVersion and name of each PodGroup that Pods name.
 
-    Without Pods: of those that the training operator, or Volcano for a Job of its own, makes first.
+    Without Pods: of the one that the training operator, or Volcano for its own Job, makes first.
     """
     names: set[tuple[str, str | None]] = set()
     for pod in map(Object, pods):
@@ -38,7 +38,7 @@ def group_keys(job: Object, pods: Iterable[Json]) -> set[tuple[str, str, str]]:
         names.add((COSCHEDULING, pod.labels.get("scheduling.x-k8s.io/pod-group")))
     by_volcano = str(job.raw.get("apiVersion")).startswith("batch.volcano.sh/")
     names = names or {(VOLCANO, f"{job.name}-{job.uid}" if by_volcano else job.name)}
-    return {(version, job.namespace, name) for version, name in names if name}
+    return {(version, name) for version, name in names if name}
 
 
 def queue_name(request: Json) -> str:

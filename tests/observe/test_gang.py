@@ -108,11 +108,12 @@ def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, s
 
     job = Snapshot(job_of(recorded["job"]), recorded.get("pods", []))
     running = Snapshot(job.job, [{"metadata": {"name": "p"}, "spec": {"nodeName": "node"}}])
-    cluster = Cluster(answer)
-    of_job, of_running = with_groups(cluster, "", [job, running])
+    of_job, of_running = with_groups(Cluster(answer), "", [job, running])
     assert [dict(part) for part in of_job.groups] == [group]
     assert not of_running.groups
     by_name = {"fieldSelector": f"metadata.name={group['metadata']['name']}", "limit": "500"}
+    cluster = Cluster(answer)
+    with_groups(cluster, "", [job])
     assert [query for _, _, query, _ in cluster.asked] == [by_name]
     group["metadata"] |= {"ownerReferences": [{"uid": "another"}]}
     of_another, many = with_groups(Cluster(answer), "", [job, job])[0], Cluster(answer)
@@ -130,7 +131,7 @@ def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, s
 def test_what_cannot_be_read_is_left_out(code):
     nothing = Cluster(lambda _, path, *__: ApiError(path, code=code, reason="NotFound"))
     job = Snapshot(job_of(RECORDED["gang-queue"]["job"]))
-    assert [snapshot.groups for snapshot in with_groups(nothing, "team", [job])] == [[]]
+    assert [snapshot.groups for snapshot in with_groups(nothing, "team", [job])] == [()]
     assert "PodGroup" not in json.dumps(related(nothing, job))
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import chain
+from functools import cache
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -16,7 +16,7 @@ from k8sjob.errors import JobTooLarge
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.gangs import group_keys
+from k8sjob.kube.gangs import group_names
 from k8sjob.kube.objects import Object, Pod, in_time, new_event, without_managed_fields
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (
@@ -30,7 +30,7 @@ from k8sjob.targets.jobs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
@@ -42,8 +42,8 @@ OPTIONAL_SECONDS: Final = 1.0
 MIN_SECONDS: Final = 0.1
 """The time between two snapshots, however much happens."""
 LOOK_SECONDS: Final = 0.2
-_FEW_GROUPS: Final = 4
-"""So many PodGroups are read one by one: a namespace may have thousands."""
+_MAX_GROUPS: Final = 3
+"""How many PodGroups of a job are read; Volcano makes one of each Job in a set."""
 
 
 def snapshot(transport: Transport, job: Job) -> Snapshot:
@@ -90,37 +90,28 @@ def with_groups(
     transport: Transport, namespace: str, snapshots: Sequence[Snapshot]
 ) -> list[Snapshot]:
     """Jobs of a namespace, or of all, with the PodGroups of those that a gang may hold up."""
-    keys = [
-        sorted(group_keys(current.job, current.pods))
-        if current.job.state()[0] is JobState.CREATED and not any(Pod(p).node for p in current.pods)
-        else []
-        for current in snapshots
-    ]
-    collections = {*chain.from_iterable(keys)}
-    if len(collections) > _FEW_GROUPS:
-        collections = {(version, namespace, "") for version, *_ in collections}
 
-    def groups(key: tuple[str, str, str]) -> list[Json]:
-        version, where, name = key
+    @cache
+    def listed(version: str, where: str, name: str) -> dict[tuple[str, str], Object]:
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        listing = path("podgroups", where, api_version=version)
         with suppress(ApiError):  # most clusters have no gang scheduler
-            return list_all(transport, path("podgroups", where, api_version=version), query).items
-        return []
+            views = map(Object, list_all(transport, listing, query).items)
+            return {(view.namespace, view.name): view for view in views}
+        return {}
 
-    with ThreadPoolExecutor(_FEW_GROUPS) as pool:
-        views = map(Object, chain.from_iterable(pool.map(groups, collections)))
-        by_key = {(view.raw.get("apiVersion"), view.namespace, view.name): view for view in views}
+    def groups(job: Job, pods: Sequence[Json]) -> Iterator[Json]:
+        if job.state()[0] is not JobState.CREATED or any(Pod(pod).node for pod in pods):
+            return
+        for version, name in sorted(group_names(job, pods))[:_MAX_GROUPS]:
+            # By name for one job, since a namespace may have thousands.
+            place = (job.namespace, name) if len(snapshots) == 1 else (namespace, "")
+            group = listed(version, *place).get((job.namespace, name))
+            # What no Pod names and another object owns only has the job's name.
+            if group and (pods or job.uid in {owner.get("uid") for owner in group.owners}):
+                yield group.raw
 
-    def own(current: Snapshot, keys: Iterable[tuple[str, str, str]]) -> list[Json]:
-        groups = [by_key[key] for key in keys if key in by_key]
-        # What no Pod names and another object owns only has the job's name.
-        uids = {owner.get("uid") for group in groups for owner in group.owners}
-        return [group.raw for group in groups] if current.pods or current.job.uid in uids else []
-
-    return [
-        replace(current, groups=own(current, names))
-        for current, names in zip(snapshots, keys, strict=True)
-    ]
+    return [replace(each, groups=tuple(groups(each.job, each.pods))) for each in snapshots]
 
 
 def refuse_excess(job: Job) -> None:

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
-_MAX_GROUPS: Final = 3
-"""How many PodGroups are; Volcano makes one of each Job in a set."""
 _MAX_INITS: Final = 3
 """How many init containers' output is read; they fail one after the other."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
@@ -168,12 +166,11 @@ def _queue(transport: Transport, job: Job) -> list[Json]:
 
 def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """Its PodGroups with their Events, Volcano's Queue of each, and the nodes without Pods."""
-    job, groups = snapshot.job, snapshot.groups[:_MAX_GROUPS]
-    lookups = []
-    for group in groups:
-        about = f"involvedObject.kind={POD_GROUP},involvedObject.name={Object(group).name}"
-        lookups.append(_Lookup("events", job.namespace, query={"fieldSelector": about}))
-    queues = {queue_of(group) for group in groups}
+    job, groups, queues = snapshot.job, snapshot.groups, set(map(queue_of, snapshot.groups))
+    abouts = (
+        f"involvedObject.kind={POD_GROUP},involvedObject.name={g.name}" for g in map(Object, groups)
+    )
+    lookups = [_Lookup("events", job.namespace, query={"fieldSelector": about}) for about in abouts]
     if job.gang is not None and not (groups or snapshot.pods):
         # Volcano's webhook refuses the PodGroup where the Queue is closed: the operator's log alone
         # has that.

@@ -1,7 +1,7 @@
 """Why a gang waits: the PodGroup of Volcano or of the coscheduling plugin, and Volcano's Queue.
 
-Phases and conditions: volcano.sh/apis, scheduling/v1beta1. Pods are only made once Volcano has
-admitted the PodGroup to its queue, so the operator is silent until then.
+Pods are only made once Volcano has admitted the PodGroup to its queue, so the operator is silent
+until then.
 """
 
 from __future__ import annotations
@@ -90,11 +90,9 @@ def _queue(facts: Facts, name: str) -> Json | None:
 
 
 def _another_queue(facts: Facts, name: str) -> str:
-    field = f"the annotation {gangs.GANG_QUEUE}"
-    if facts.target.controller.gang_flag:
-        field = "gang.queue in the job"
-    elif "queue" in facts.job.spec:  # of Volcano's own Job
-        field = "spec.queue"
+    # Volcano's own Job names it in its spec.
+    field = "spec.queue" if "queue" in facts.job.spec else f"the annotation {gangs.GANG_QUEUE}"
+    field = "gang.queue in the job" if facts.target.controller.gang_flag else field
     return f"change {field}; kubectl describe queues.scheduling.volcano.sh {shlex.quote(name)}"
 
 
