@@ -66,6 +66,8 @@ def test_the_job_says_all_that_a_trainjob_can():
     assert job.objects == [job.raw]
     assert {"data", "login", "trainer"} <= {reference.name for reference in references(job)}
     assert manifest(spec()).spec["trainer"]["args"] == []  # else those of the runtime stay
+    of_runtime = {"spec": {"containers": [{"name": "node", "command": None}]}}
+    assert "args" not in manifest(spec(pod_template=of_runtime)).spec["trainer"]
     assert job.spec["runtimeRef"]["kind"] == "ClusterTrainingRuntime"
     assert job.spec["activeDeadlineSeconds"] == 60
     trainer = job.spec["trainer"]

@@ -74,6 +74,9 @@ class TrainJobReader(IndexedReader):
         }
         if trainjob.shares_companion:
             notes.append(f"the {kind} {name} is kept: `runtime` names it, and it stays as it is")
+            process = trainjob.part("spec", "trainer")
+            if not runtimes and "command" in process and "args" not in process:
+                notes.append("arguments of the runtime, if it has any, belong into run.args")
             job["runtime"]["spec"] = _said(trainjob, job["runtime"]["spec"])
             patches = [_without_pods(patch) for patch in spec.pop("runtimePatches", ())]
             if patches := [patch for patch in patches if patch.keys() > {"manager"}]:

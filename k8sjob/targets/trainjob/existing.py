@@ -75,21 +75,19 @@ def unsaid(spec: JobSpec) -> Iterator[Finding]:
 def over_runtime(job: Job) -> Job:
     """The job with the fields of its Pods in runtimePatches, from one with a runtime of its own."""
     template, _ = _patch_of(job.at(*TrainJob.job_at, "template"))
-    entry: Any = {"name": NODE, **_nested(PATCHED_PODS, template)}
-    entry = {"manager": MANAGER, **_nested(PATCHED_JOBS, [entry])}
+    entry: Any = {"name": NODE, **_nested(template, PATCHED_PODS)}
+    entry = {"manager": MANAGER, **_nested([entry], PATCHED_JOBS)}
     # Those of an overlay come later, and a later patch takes precedence.
     patches = [entry, *(job.spec.get("runtimePatches") or ())]
+    trainer = job.part("spec", "trainer")
     # Where the job has no arguments, those of the runtime would follow its command.
-    trainer = {"args": [], **job.part("spec", "trainer")}
+    trainer = {"args": [], **trainer} if "command" in trainer else trainer
     spec = {**job.spec, "trainer": trainer, "runtimePatches": patches}
     return replace(job.own, raw={**job.raw, "spec": spec})
 
 
-def _nested(path: tuple[str, ...], value: Any) -> Json:
-    for key in reversed(path):
-        value = {key: value}
-    nested: Json = value
-    return nested
+def _nested(value: Any, path: tuple[str, ...]) -> Json:
+    return {path[0]: _nested(value, path[1:]) if path[1:] else value}
 
 
 def _patch_of(template: Json) -> tuple[Json, list[FieldPath]]:

@@ -141,12 +141,13 @@ def _patched(base: Any, patch: Any) -> Any:
         return {**before, **{k: _patched(before.get(k), v) for k, v in patch.items()}}
     if not (isinstance(patch, list) and isinstance(base, list)):
         return patch
-    fields = [set(item) if isinstance(item, dict) else set() for item in (*base, *patch)]
+    fields = [entry.keys() if isinstance(entry, dict) else () for entry in (*base, *patch)]
     # Two mounts of one volume share its name.
     key = next((key for key in ("mountPath", "name") if all(key in names for names in fields)), "")
-    items = {item[key]: item for item in base} if key else {}
-    changes = {item[key]: _patched(items.get(item[key]), item) for item in patch} if key else {}
-    return list({**items, **changes}.values()) if key else patch
+    by_key = {entry[key]: entry for entry in base} if key else {}
+    for entry in patch if key else ():
+        by_key[entry[key]] = _patched(by_key.get(entry[key]), entry)
+    return list(by_key.values()) if key else patch
 
 
 def containers_of(spec: Json) -> list[Json]:
