@@ -91,7 +91,12 @@ def test_an_admitted_pod_group_is_no_cause():
 
 @pytest.mark.parametrize(
     ("name", "state"),
-    [("gang-queue", "Queued"), ("gang-job", "Queued"), ("gang-trainjob", "Created")],
+    [
+        ("gang-queue", "Queued"),
+        ("gang-job", "Queued"),
+        ("gang-trainjob", "Created"),
+        ("gang-coscheduling", "Created"),
+    ],
 )
 def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, state):
     recorded = RECORDED[name]
@@ -102,7 +107,7 @@ def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, s
     elsewhere["metadata"] |= {"name": group["metadata"]["name"], "namespace": "elsewhere"}
 
     def answer(_method, path, _query, _body):
-        if "volcano.sh" in path:
+        if group["apiVersion"] in path:
             return {"items": [stranger, elsewhere, group]}
         return ApiError(f"{path} is not served", code=404, reason="NotFound")
 
@@ -124,7 +129,8 @@ def test_the_pod_groups_of_a_job_are_those_that_it_owns_or_its_pods_name(name, s
     assert job_status(of_job).state == state
     asked = Cluster(answer)
     related(asked, of_job)
-    assert [path for _, path, *_ in asked.asked if path.endswith("/queues/research")]
+    queues = [path.rpartition("/")[2] for _, path, *_ in asked.asked if "/queues/" in path]
+    assert queues == ["research"] * ("volcano" in group["apiVersion"])
 
 
 @pytest.mark.parametrize("code", [403, 404, 500])
