@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_POINTS = 4096
-"""Points of a curve that are kept; more than any terminal has columns for."""
+"""Points of a curve that are kept; more than any screen has columns for."""
 _MAX_CURVES: Final = 60
 """Curves that are kept of what a script logs, whose names are its own."""
 _OF_A_TEST: Final = re.compile(r"(?:test|val|valid|validation|eval|dev)[_/-]", re.IGNORECASE)
