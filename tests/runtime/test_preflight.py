@@ -9,7 +9,7 @@ import torch
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.env import DistEnv
-from k8sjob.runtime.preflight.links import Network, ring
+from k8sjob.runtime.preflight.links import ring
 from k8sjob.runtime.preflight.node import Report, examine, matmul
 from k8sjob.runtime.preflight.verdict import judge
 
@@ -26,12 +26,14 @@ def reports(*flops, nproc=1, **problems):
     }
 
 
-def networks(links, bus=GIB, rounds=3):
-    """Of links (first, second, rate)."""
-    ranks = {rank: Network(rounds, {}, bus) for link in links for rank in link[:2]}
-    for first, second, rate in links:
-        ranks[first].links[second] = ranks[second].links[first] = rate
-    return ranks
+def ringed(all_ranks, links, bus=GIB, rounds=3):
+    """With the better ones of links (first, second, rate)."""
+    return {
+        rank: replace(
+            report, rounds=rounds, bus=bus, link=max(rate for *ends, rate in links if rank in ends)
+        )
+        for rank, report in all_ranks.items()
+    }
 
 
 @pytest.mark.parametrize("nodes", range(2, 9))
@@ -44,46 +46,46 @@ def test_each_leader_meets_its_neighbours_in_disjoint_pairs(nodes):
 
 
 def test_a_slow_node_is_told_from_its_neighbours():
-    slow = networks([(0, 1, GIB), (1, 2, GIB / 9), (2, 3, GIB / 9), (3, 0, GIB)], bus=GIB / 9)
-    verdict = judge(4, reports(1, 1, 1, 1), slow, LIMITS, 1.0)
+    links = [(0, 1, GIB), (1, 2, GIB / 9), (2, 3, GIB / 9), (3, 0, GIB)]
+    verdict = judge(4, ringed(reports(1, 1, 1, 1), links, bus=GIB / 9), LIMITS, 1.0)
     assert (verdict.refused, verdict.culprits) == (True, [2])
     assert "node n2 (rank 2)" in verdict.summary
     assert "9.0 times slower than the median of 4 nodes" in verdict.summary
 
 
 def test_one_slow_link_between_two_nodes_names_none():
-    pair = networks([(0, 1, GIB / 100)], bus=GIB / 100)
-    assert not judge(2, reports(1, 1), pair, LIMITS, 1.0).refused
-    verdict = judge(2, reports(1, 1), pair, {**LIMITS, "min_bandwidth": GIB}, 1.0)
+    pair = ringed(reports(1, 1), [(0, 1, GIB / 100)], bus=GIB / 100)
+    assert not judge(2, pair, LIMITS, 1.0).refused
+    verdict = judge(2, pair, {**LIMITS, "min_bandwidth": GIB}, 1.0)
     assert (verdict.refused, verdict.culprits) == (True, [])
     assert "no node stands out" in verdict.summary
 
 
 def test_pods_that_share_a_node_are_not_compared():
     shared = {rank: replace(report, node="n") for rank, report in reports(9, 1, 9, 9).items()}
-    slow = networks([(0, 1, GIB), (1, 2, 1), (2, 3, 1), (3, 0, GIB)])
-    assert not judge(4, shared, slow, LIMITS, 1.0).refused
+    links = [(0, 1, GIB), (1, 2, 1), (2, 3, 1), (3, 0, GIB)]
+    assert not judge(4, ringed(shared, links), LIMITS, 1.0).refused
 
 
 def test_of_two_nodes_the_slower_device_is_named_with_all_ranks_of_its_node():
-    verdict = judge(4, reports(8e9, 8e9, 8e9, 2e9, nproc=2), {}, LIMITS, 1.0)
+    verdict = judge(4, reports(8e9, 8e9, 8e9, 2e9, nproc=2), LIMITS, 1.0)
     assert verdict.culprits == [2, 3]
     assert "matrix products at 2.0 GFLOP/s, 4.0 times slower" in verdict.summary
 
 
 def test_ranks_that_do_not_answer_are_named_after_the_time_and_not_before():
     silent = reports(1, 1, 1) | {1: Report(1, 0, "n1")}
-    assert judge(3, silent, {}, LIMITS, 9.0) is None
-    verdict = judge(3, silent, {}, LIMITS, 10.0)
+    assert judge(3, silent, LIMITS, 9.0) is None
+    verdict = judge(3, silent, LIMITS, 10.0)
     assert (verdict.culprits, verdict.nodes) == ([1], ["n1"])
     assert verdict.summary == "node n1 (rank 1): did not answer within 10 s"
 
 
 def test_a_pair_that_stands_still_is_named_and_a_whole_group_is_not():
-    still = networks([(0, 3, GIB), (1, 2, GIB)], bus=0.0, rounds=1)
-    still[1].rounds = still[2].rounds = 0
-    assert judge(4, reports(1, 1, 1, 1), still, LIMITS, 10.0).culprits == [1, 2]
-    verdict = judge(4, reports(1, 1, 1, 1), {}, LIMITS, 10.0)
+    begun = ringed(reports(1, 1, 1, 1), [(0, 3, GIB), (1, 2, GIB)], bus=0.0, rounds=1)
+    still = begun | {rank: replace(begun[rank], rounds=0) for rank in (1, 2)}
+    assert judge(4, still, LIMITS, 10.0).culprits == [1, 2]
+    verdict = judge(4, begun, LIMITS, 10.0)
     assert (verdict.refused, verdict.culprits) == (True, [])
 
 
@@ -141,7 +143,8 @@ def nodes(group):
 
 @pytest.mark.dist
 def test_a_script_makes_its_own_group_at_the_same_port_afterwards(nodes):
-    before = "import sys; assert 'torch' not in sys.modules\n"
+    before = "import threading, torch; assert threading.active_count() == 3\n"
+    before += "assert not torch.distributed.is_initialized()\n"
     ends = nodes(before + MEET, 2, nproc=2)
     assert [end.code for end in ends] == [0, 0], ends[0].err
     assert "k8sjob: preflight: 2 nodes fine" in ends[0].err

@@ -17,10 +17,10 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.env import copy_environ, rank_or_none
+from k8sjob.runtime.base.env import rank_or_none
 from k8sjob.runtime.base.errors import (
     EnvError,
     causes,
@@ -70,17 +70,25 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
     # First of all: the agent may be killed at any moment, and its ranks must not outlive it.
     die_with_parent(signal.SIGKILL)
+    lifeline = config.take_lifeline()
     if argv[0] == "--exec":
         _exec(argv[1:])
     enable_stacks(config.error_file())
-    if timeout := config.runtime_config().preflight.get("timeout"):
-        _preflight(timeout)
-    # The observer runs before the script: the imports take many seconds, which the agent reports.
-    env, hang_timeout = rank_or_none(), config.runtime_config().hang_timeout
-    observer = Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
-    observer.start()
+    env, settings = rank_or_none(), config.runtime_config()
+    world_size = env.world_size if env else 1
+    observer = Observer(seen_file(config.error_file()), world_size, settings.hang_timeout)
     code = 0
     try:
+        # It forks, so it comes before any thread.
+        if timeout := settings.preflight.get("timeout"):
+            _preflight(timeout, observer)
+        # The parent may be gone before the kernel is asked; the lifeline shows that too.
+        if lifeline is not None:
+            threading.Thread(
+                target=_watch_parent, args=(lifeline,), daemon=True, name="k8sjob-parent"
+            ).start()
+        # Before the script: the imports take many seconds, which the agent reports.
+        observer.start()
         run_as_main(argv)
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
         code = _report(error, observer)
@@ -88,39 +96,59 @@ def main(argv: Sequence[str]) -> NoReturn:
     _leave(code)
 
 
-def _preflight(timeout: float) -> None:
-    """Return if the nodes prove themselves, in a process of its own; else leave as it did."""
-    began, writer = os.pipe()
-    argv = [sys.executable, "-P", "-m", "k8sjob.runtime.preflight", str(writer)]
-    # Of a closed store torch would warn with C++ frames, and here that is the end that is awaited.
-    environ = {**copy_environ(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with subprocess.Popen(argv, env=environ, pass_fds=[writer]) as process:
-        os.close(writer)
-        os.read(began, 1)  # closed when all ranks are there, or with the process
-        os.close(began)
-        try:
-            # Where all is well in Python, it ends itself before that.
-            code = process.wait(timeout + 2 * TIMEOUTS.lead)
-            problem = f"the checks ended with exit code {ExitCode.of_status(code)}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code, problem = ExitCode.PREFLIGHT, f"the checks did not end within {timeout:g} s"
-    if code:
-        env = rank_or_none()
+def _preflight(timeout: float, observer: Observer) -> None:
+    """Return if the nodes prove themselves, in a child of this process; else leave as it did.
+
+    The child has the memory of the devices, the threads and the ports; the import of torch, which
+    takes longer than the preflight, is this process's, for the program. It touches no device.
+    """
+    import torch.distributed  # noqa: F401 - a process without a preflight may need none
+
+    joined, writer = os.pipe()
+    _flush()  # else the child would write the same once more
+    child = os.fork()
+    if not child:
+        os.close(joined)
+        _be_preflight(writer, observer)
+    os.close(writer)
+    os.read(joined, 1)  # when all ranks are there, or at the child's end
+    # Where all is well in Python, it ends itself before that.
+    ended, _, _ = select.select([joined], [], [], timeout + 2 * TIMEOUTS.lead)
+    os.close(joined)
+    if ended:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        problem = f"the checks ended with exit code {ExitCode.of_status(code)}"
+    else:
+        os.kill(child, signal.SIGKILL)  # in vain where a driver hangs, so it is not awaited
+        code, problem = -signal.SIGKILL, f"the checks did not end within {timeout:g} s"
+    if code < 0:
+        env, node = rank_or_none(), config.node_name()
         rank = env.rank if env else -1
-        node = config.node_name()
-        # It has written its own reason, unless it was killed.
-        reason = Reason(
-            ExitCode.PREFLIGHT,
-            rank,
-            "Preflight",
-            f"node {node} (rank {rank}): {problem}",
-            time=time.time(),
-            culprits=(rank,) if env else (),
-            nodes=(node,),
-        )
+        text = f"node {node} (rank {rank}): {problem}"
+        code, now, culprits = int(ExitCode.PREFLIGHT), time.time(), (rank,) if env else ()
+        reason = Reason(code, rank, "Preflight", text, "", now, culprits, nodes=(node,))
         write_reason(reason, config.error_file())
-        _leave(ExitCode.PREFLIGHT if code < 0 else code)
+    if code:
+        _leave(code)
+
+
+def _be_preflight(writer: int, observer: Observer) -> NoReturn:
+    code = 0
+    try:
+        die_with_parent(signal.SIGKILL)
+        from k8sjob.runtime.preflight.rank import take_part
+
+        take_part(writer)
+    except BaseException as error:  # noqa: BLE001 - the child's last frame
+        if _is_k8sjobs(error):  # it says all, and its place is in no code of the user
+            code = exit_code(error)
+            write_reason(reason_of(error.with_traceback(None), code), config.error_file())
+        else:
+            code = _report(error, observer)
+    finally:
+        _flush()
+        # The examining thread may be in a collective, and the group's destructor would wait for it.
+        os._exit(code)
 
 
 def _report(error: BaseException, observer: Observer) -> int:
@@ -185,6 +213,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
+        nodes=tuple(getattr(error, "nodes", ())) if _is_k8sjobs(error) else (),
         causes=tuple(map(with_user_paths, behind)),
     )
 
@@ -265,13 +294,17 @@ def _leave(code: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - os._exit must be reached
         _show(error)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            # A script may have closed a stream, or have put None in its place.
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        # C code has buffers of its own, which os._exit does not write.
-        ctypes.CDLL(None).fflush(None)
+        _flush()
         os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A script may have closed a stream, or have put None in its place.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # C code has buffers of its own, which os._exit does not write.
+    ctypes.CDLL(None).fflush(None)
 
 
 def _destroy_group() -> None:
@@ -304,18 +337,10 @@ def _exec(argv: Sequence[str]) -> NoReturn:
 
 
 def die_with_parent(by: signal.Signals) -> None:
-    """End with the parent, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline.
-
-    The parent may be gone before the kernel is asked; the lifeline shows that too.
-    """
+    """End with the parent, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline."""
     # The kernel goes by the parent's thread: the agent starts its ranks from the main thread.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
-    end = config.take_lifeline()
-    if end is not None:
-        threading.Thread(
-            target=_watch_parent, args=(end,), daemon=True, name="k8sjob-parent"
-        ).start()
 
 
 def _watch_parent(end: int) -> None:

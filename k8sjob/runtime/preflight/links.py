@@ -9,7 +9,7 @@ there is one link, whose two ends cannot be told apart.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from k8sjob.runtime.preflight.node import Report
 
 _WARM: Final = 1 << 14
 _BYTES: Final = {"cuda": 1 << 26, "cpu": 1 << 21}
@@ -34,38 +36,30 @@ def ring(leaders: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
     yield from (part for part in (pairs[::2], pairs[1::2], odd) if part)
 
 
-@dataclass(slots=True)
-class Network:
-    """What a rank has measured with the others."""
-
-    rounds: int = 0  # of the ring, in which it is done
-    links: dict[int, float] = field(default_factory=dict)  # neighbour -> bytes per second each way
-    bus: float = 0.0  # the all-reduce's bus bandwidth, as nccl-tests define it; 0: not yet
-
-
-def measure(leaders: Sequence[int], device: torch.device) -> Iterator[Network]:
-    """This rank's links and the all-reduce of all ranks, as far as known; all ranks call it.
+def measure(report: Report, leaders: Sequence[int], device: torch.device) -> Iterator[Report]:
+    """This rank's report with its better link and the all-reduce of all ranks, as far as known.
 
     Args:
+        report: of this rank; all ranks call this.
         leaders: the first rank of each node.
         device: where the group's backend takes tensors.
     """
-    rank, world, network = dist.get_rank(), dist.get_world_size(), Network()
+    world = dist.get_world_size()
     warm, payload = (torch.ones(size // 4, device=device) for size in (_WARM, _BYTES[device.type]))
     for pairs in ring(leaders):
         # All begin a round together, else a neighbour that is late would look like a slow link.
         dist.all_reduce(warm[:1])
         for pair in pairs:
-            if rank in pair:
-                peer = pair[1 - pair.index(rank)]
+            if report.rank in pair:
+                peer = pair[1 - pair.index(report.rank)]
                 _exchange(warm, peer)
-                network.links[peer] = payload.nbytes / _fastest(payload, peer)
-        network.rounds += 1
-        yield network
+                rate = payload.nbytes / _fastest(payload, peer)
+                report = replace(report, link=max(rate, report.link))
+        report = replace(report, rounds=report.rounds + 1)
+        yield report
     dist.all_reduce(warm)
     seconds = min(_timed_all_reduce(payload.clone()) for _ in range(_REPEATS))
-    network.bus = payload.nbytes * 2 * (world - 1) / world / seconds
-    yield network
+    yield replace(report, bus=payload.nbytes * 2 * (world - 1) / world / seconds)
 
 
 def _fastest(tensor: torch.Tensor, peer: int) -> float:

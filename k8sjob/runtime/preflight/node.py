@@ -18,7 +18,7 @@ from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.comm.process_group import local_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.runtime.base.env import DistEnv
 
@@ -42,7 +42,10 @@ class Report:
     node: str  # the node's name; outside a cluster the machine's
     device: str = ""  # "cuda" or "cpu"; empty: it has not been examined yet
     flops: float = 0.0  # float operations per second of a matrix product
-    problems: tuple[str, ...] = ()  # each enough to refuse the node
+    problems: Sequence[str] = ()  # each enough to refuse the node
+    rounds: int = 0  # of the ring, in which it is done
+    link: float = 0.0  # bytes per second each way of its better link; 0: it has none
+    bus: float = 0.0  # the all-reduce's bus bandwidth, as nccl-tests define it; 0: not yet
 
 
 def examine(env: DistEnv, blank: Report, asked: Mapping[str, Any]) -> Report:
@@ -66,7 +69,7 @@ def examine(env: DistEnv, blank: Report, asked: Mapping[str, Any]) -> Report:
             problems.append(f"a matrix product on {device} is wrong: the device miscalculates")
     except RuntimeError as error:  # torch's errors of a device are its subclasses
         problems.append(f"{device} cannot compute: {first_line(error)}")
-    return replace(blank, device=device.type, flops=flops, problems=tuple(problems))
+    return replace(blank, device=device.type, flops=flops, problems=problems)
 
 
 def matmul(device: torch.device) -> tuple[float, bool]:
@@ -101,8 +104,10 @@ def _device_memory(device: torch.device) -> Iterator[str]:
 
 
 def _node_problems(env: DistEnv, asked: Mapping[str, Any]) -> Iterator[str]:
-    shm = os.statvfs("/dev/shm")  # noqa: S108 - the pod's
-    size = shm.f_blocks * shm.f_frsize
+    size = 0
+    with suppress(FileNotFoundError):
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - the pod's
+        size = shm.f_blocks * shm.f_frsize
     if size < 0.99 * asked.get("shm", 0):
         wanted = asked["shm"] / _GIB
         yield f"it has {size / _GIB:.2f} GiB in /dev/shm, and the job asks for {wanted:.2f}"
