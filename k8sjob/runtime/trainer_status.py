@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.config import StatusServer
 
 _PAUSE: Final = 60.0  # seconds between two tries to reach the server, at most
+_MAX_SHOWN: Final = 200  # characters of an error, which may quote the server
 _MAX_TEXT, _MAX_METRICS, _MAX_SECONDS = 64, 256, 2**31 - 1  # of the fields of TrainerStatus
 
 
@@ -100,7 +101,7 @@ class TrainerStatus:
             finally:
                 connection.close()
         except (OSError, ValueError, ArithmeticError, http.client.HTTPException) as error:
-            return first_line(error)
+            return first_line(error)[:_MAX_SHOWN]
 
     def _status(self) -> dict[str, Any]:
         """The fields of TrainerStatus (pkg/apis/trainer/v1alpha1); each post replaces them all."""

@@ -207,7 +207,7 @@ class Creation:
                         raise _exists(ref) from error
                     return replace(job, raw=without_managed_fields(stored))
                 # The webhook's controller may not know the companion object yet.
-                missed = job.companion is not None and _is_missed(job, error)
+                missed = _is_missed(job, error)
                 longest = _CUT_OFF_SECONDS if missed else SUBMIT_SECONDS
                 waits = missed or _is_unavailable(error)
                 if not waits or time.monotonic() - begun > longest:
@@ -238,7 +238,7 @@ class Creation:
         except ApiError as error:
             if error.reason == "AlreadyExists" and not name_free:
                 raise _exists(ref) from error
-            if not (companion and job.companion and _is_missed(job, error)):
+            if not _is_missed(job, error):
                 raise
         if not name_free:  # the webhook was asked before anyone looked whether the name is taken
             with suppress(ApiError):
@@ -285,7 +285,8 @@ def _exists(ref: JobRef) -> JobExists:
 
 def _is_missed(job: Job, error: ApiError) -> bool:
     """Whether a webhook refuses a job because its companion is not there, or not known yet."""
-    return job.target.companion is not None and job.target.companion.is_missed(error.detail)
+    companion = job.target.companion if job.companion else None
+    return companion is not None and companion.is_missed(error.detail)
 
 
 def _is_unavailable(error: ApiError) -> bool:
