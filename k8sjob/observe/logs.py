@@ -198,6 +198,8 @@ def replica_of_rank(job: Job, rank: int) -> str:
     Raises:
         BackendError: the job has no such rank.
     """
+    if not job.has_ranks:
+        raise BackendError("its pods have no ranks: not each has an index and runs torchrun")
     names, (first, each) = replica_names(job), processes(job)
     total = first + each * (len(names) - 1)
     if not 0 <= rank < total:

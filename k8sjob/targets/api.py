@@ -273,6 +273,11 @@ class Job(Object, ABC):
         """The processes of each replica as it gives them: "2", "auto"; empty for none."""
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether its processes have ranks."""
+        return True
+
+    @property
     @abstractmethod
     def is_elastic(self) -> bool:
         """Whether the number of replicas may change, so that any of them may have rank 0."""

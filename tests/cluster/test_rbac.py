@@ -218,7 +218,7 @@ def test_who_may_read_what_runs_pods_lacks_nothing(user, cluster, namespace, eve
             eventually(lambda n=name, c=client: "exit code 9" in shown("why", n, c), name)
             assert "lost" in shown("logs", name, client)
     assert "takes" not in eve.k8sjob("status", f"{namespace}/deploy/web", "--exit-code", code=101)
-    assert "does not take it" in eve.k8sjob("delete", f"{namespace}/deploy/web", code=1)
+    assert "takes jobs alone" in eve.k8sjob("delete", f"{namespace}/deploy/web", code=1)
 
 
 def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, cluster, job_file):

@@ -135,6 +135,8 @@ class Workloads:
         query = {"labelSelector": selector} if selector else {}
         pods = self._listed("pods", path("pods", namespace), query)
         if raw["kind"] == "PodList":
+            begun = min((Object(pod).created for pod in pods), default="")
+            raw = {**raw, "metadata": {**Object(raw).metadata, "creationTimestamp": begun}}
             return Workload.read(target, raw, "pods", pods)
         own, below = self._own(Object(raw), pods, events, selected=bool(selector))
         return Workload.read(target, raw, resource.word, own, below)

@@ -160,6 +160,11 @@ class Workload(Job):
         return next(filter(None, map(processes_of, self.pods)), "") if self.ranked else ""
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether each of its Pods has one."""
+        return self.ranked
+
+    @property
     def is_elastic(self) -> bool:
         """Whether it is not known which Pod has which ranks."""
         return not self.ranked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from k8sjob.kube.api_resources import Controller
 from k8sjob.targets.api import Target
@@ -10,10 +10,7 @@ from k8sjob.targets.workload.job import Workload
 from k8sjob.targets.workload.pods import WorkloadPods
 
 if TYPE_CHECKING:
-    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
-    from k8sjob.spec import JobSpec
-    from k8sjob.targets.api import Job
 
 
 class WorkloadTarget(Target):
@@ -31,18 +28,7 @@ class WorkloadTarget(Target):
         # The Job controller waits the longest before it replaces a Pod that failed.
         self.controller = Controller(kind, f"the controller of {kind}s", missing="", delay=600)
 
-    def values(self, spec: JobSpec) -> dict[str, Any]:
-        """Never: no job.yaml becomes such an object."""
-        return _never(spec)
+    def _never(self, *_: object, **__: object) -> NoReturn:
+        raise NotImplementedError("an object that is only read is not rendered")
 
-    def problems(self, manifest: Json) -> list[Finding]:
-        """Never, as above."""
-        return _never(manifest)
-
-    def minimal(self, name: str, pod: Json) -> Job:
-        """Never, as above."""
-        return _never(name, pod)
-
-
-def _never(*_: object) -> NoReturn:
-    raise NotImplementedError("an object that is only read is not rendered")
+    values = problems = minimal = _never

@@ -205,6 +205,9 @@ def test_ranks_are_those_that_pods_of_torch_have(container, rank, replica):
     assert job.is_elastic is (rank is None)
     if rank is not None:
         assert select(job, ranks=[rank]) == (replica,)
+    else:
+        with pytest.raises(BackendError, match="have no ranks"):
+            select(job, ranks=[0])
 
 
 @pytest.mark.parametrize(
