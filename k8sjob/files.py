@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def own_cache_folder() -> Path | None:
     """The folder for caches, made where it is missing; None: there is none that can be trusted.
 
-    What lies in there is executed, so a folder that anybody else can write is not used.
+    What lies in there is executed or pushed, so a folder that anybody else can write is not used.
     """
     try:
         folder = cache_folder()

@@ -6,6 +6,7 @@ all that it stands for is there.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.dependencies import Dependencies, image_on_base
 from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
+from k8sjob.image.packed_before import PackedBefore
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.image.registry.manifest import ImageReference, labels
@@ -27,6 +29,7 @@ from k8sjob.threads import start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from k8sjob.image.layers import CodeLayer
     from k8sjob.image.registry.manifest import BaseImage, Manifest
     from k8sjob.image.registry.repository import Blob
     from k8sjob.image.secrets import Secret
@@ -106,8 +109,9 @@ def push(
     """
     image = image_on_base(spec, "push")
     dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
-    root = Path(folder) / image.context
+    root, begun = Path(folder) / image.context, time.time()
     context = read_context(root)
+    before = PackedBefore(context, root, alone=onto is not None, begun=begun)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
     packs(f"code: {size} of {root.resolve()}")
     if context.remark:
@@ -123,8 +127,14 @@ def push(
         below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
         # The base is read while the code is packed.
         bases = start(lambda: _bases(below, target, image, dependencies))
-        packed = pack_code(context, alone=onto is not None, progress=packing)
-        layer = opened.enter_context(closing(packed))
+        earlier = before.layer()
+
+        def pack() -> CodeLayer:
+            packed = pack_code(context, alone=onto is not None, progress=packing)
+            before.remember(opened.enter_context(closing(packed)))
+            return packed
+
+        layer = earlier or pack()
         # After the packing, in which the files are read once for both.
         if strict and layer.findings:
             lines = "\n".join(map(str, layer.findings))
@@ -137,6 +147,10 @@ def push(
         image_to_push = append_code(base, layer, spec)
         tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
+        if earlier and not unchanged:
+            layer = pack()
+            image_to_push = append_code(base, layer, spec)
+            tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         blobs: tuple[Blob, ...] = ()
         if not unchanged:
             # The image with the dependencies lies in the job's own repository, so its layers are

@@ -1,6 +1,7 @@
 """From code to an image in a registry."""
 
 import subprocess
+import time
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,27 @@ def test_unchanged_code_is_not_sent_again(registry, base_image, pushed, code):
     assert changed.digest != first.digest
     assert [blob.sent for blob in changed.blobs] == [Sent.THERE] * 2 + [Sent.UPLOADED] * 2
     assert sorted(registry.tags("team/same")) == sorted([first.tag, changed.tag])
+
+
+def test_unchanged_code_is_not_read_again(registry, base_image, pushed, code, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(code.with_name("cache")))
+    base, packs = base_image(registry), []
+
+    def push(name):
+        packs.clear()
+        packing = lambda *numbers: packs.append(numbers)  # noqa: E731
+        return pushed(f"{registry.host}/team/{name}", base, code, packing=packing)
+
+    time.sleep(2.1)  # younger files are not trusted
+    first = push("known")
+    assert packs
+    again = push("known")
+    assert (packs, again.unchanged) == ([], True)
+    assert replace(again, unchanged=False, blobs=first.blobs) == first
+    elsewhere = push("elsewhere")
+    assert packs  # what it does not have is sent, so it is read
+    assert [blob.sent for blob in elsewhere.blobs][-1] is Sent.UPLOADED
+    assert elsewhere.digest == first.digest
 
 
 def test_a_base_in_another_registry_is_copied(registry, start_registry, base_image, pushed, code):
