@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Job, Target
 
+    ObjectsByPair = dict[tuple[str, str], list[Json]]
+
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
 _NOT_SERVED: Final = frozenset({403, 404})
@@ -111,9 +113,9 @@ class ClusterBackend(Creation):
             pods: with their pods, where a job has not ended yet and pods may be read.
         """
         where = "" if all_namespaces else self.namespace
-        jobs = self._jobs(where, selector)
+        jobs, lists = self._jobs(where, selector)
         jobs.sort(key=lambda job: job.created, reverse=True)
-        below = self._below(where, jobs)
+        below = self._below(where, jobs, lists)
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
         # A list of Pods is the largest answer of all, and of no use for jobs that have ended.
         if pods and not all(map(has_ended, jobs)):
@@ -130,15 +132,21 @@ class ClusterBackend(Creation):
             snapshots.append(snapshot)
         return with_groups(self.transport, where, snapshots) if pods else snapshots
 
-    def _jobs(self, namespace: str, selector: str) -> list[Job]:
-        """The jobs of all kinds that can be read; ApiError where none of them can."""
+    def _jobs(self, namespace: str, selector: str) -> tuple[list[Job], ObjectsByPair]:
+        """The jobs of all kinds that can be read, and the lists of these, by path and selector.
+
+        Raises:
+            ApiError: none of them can be read.
+        """
         jobs: list[Job] = []
+        lists: ObjectsByPair = {}
         errors: dict[str, ApiError] = {}
         ask = partial(list_all, self.transport, query=_query(selector))
         answers = [start(partial(ask, job_path(target, namespace))) for target in TARGETS]
         for target, answer in zip(TARGETS, answers, strict=True):
             try:
                 listed = answer.result().items
+                lists[job_path(target, namespace), selector] = listed
                 jobs += (job for job in map(target.job, listed) if job.is_training)
             except ApiError as error:
                 # One kind alone may be refused or not served: roles of a team often have only the
@@ -150,17 +158,20 @@ class ClusterBackend(Creation):
         # In a stock Kubeflow its users have the rights of one kind alone, and perhaps no job yet.
         if refused and len(errors) == len(TARGETS):
             raise refused
-        return jobs
+        return jobs, lists
 
-    def _below(self, namespace: str, jobs: list[Job]) -> dict[tuple[str, str], list[Json]]:
+    def _below(self, namespace: str, jobs: list[Job], lists: ObjectsByPair) -> ObjectsByPair:
         """The objects made by controllers for these jobs, by namespace and name (Target.levels)."""
-        objects: dict[tuple[str, str], list[Json]] = {}
+        objects: ObjectsByPair = {}
         targets = {job.target for job in jobs}
         pairs = {(child, target.pods.job_label) for target in targets for child in target.levels}
         for child, label in pairs:
             with suppress(ApiError):  # a list without them says less
-                query = _query(label if child.suffix else "")
-                for raw in list_all(self.transport, child.path(namespace), query).items:
+                at = child.path(namespace), label if child.suffix else ""
+                # The JobSets of TrainJobs are among those that are jobs by themselves.
+                if at not in lists:
+                    lists[at] = list_all(self.transport, at[0], _query(at[1])).items
+                for raw in lists[at]:
                     objects.setdefault((Object(raw).namespace, Object(raw).name), []).append(raw)
         return objects
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -28,6 +27,7 @@ from k8sjob.targets.jobs import (
     own_pods,
     with_child,
 )
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,14 +70,13 @@ def snapshot(transport: Transport, job: Job) -> Snapshot:
     target = job.target
     of_job = {"labelSelector": target.pods.selector(name)}
     # All at once, so that `status` and `why` wait no longer than for the slowest answer.
-    with ThreadPoolExecutor(5) as pool:
-        listing = pool.submit(list_all, transport, path("pods", namespace), of_job)
-        about = pool.submit(events, f"involvedObject.uid={job.uid}")
-        # Events of Pods cannot be selected by a job: those of all Pods of the namespace come, and
-        # `is_below` chooses.
-        selectors = ("involvedObject.kind=Pod", *events_below(target, name))
-        event_answers = [pool.submit(events, selector) for selector in selectors]
-        object_answers = [pool.submit(objects_of, kind) for kind in target.levels]
+    listing = start(partial(list_all, transport, path("pods", namespace), of_job))
+    about = start(partial(events, f"involvedObject.uid={job.uid}"))
+    # Events of Pods cannot be selected by a job: those of all Pods of the namespace come, and
+    # `is_below` chooses.
+    selectors = ("involvedObject.kind=Pod", *events_below(target, name))
+    event_answers = [start(partial(events, selector)) for selector in selectors]
+    object_answers = [start(partial(objects_of, kind)) for kind in target.levels]
     below = (event for answer in event_answers for event in answer.result() if is_below(job, event))
     children = [child for answer in object_answers for child in answer.result()]
     own_events = in_time([*about.result(), *below])
