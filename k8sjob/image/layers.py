@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _OPAQUE: Final = ".wh..wh..opq"
 """In a folder: nothing of it in the layers below is there any more."""
-_OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 """Label, and in OCI manifests annotation, with the base as the spec names it."""
@@ -177,7 +177,7 @@ def _blocks(file: File) -> Iterator[bytes]:
     """The content of a file that must not change meanwhile."""
     remaining = file.state.st_size
     try:
-        with open(os.open(file.path, _OPEN_FLAGS), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
+        with open(os.open(file.path, OPEN_FLAGS), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
             while remaining > 0 and (block := opened.read(min(remaining, BLOCK))):
                 remaining -= len(block)
                 yield block

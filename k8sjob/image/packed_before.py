@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import stat
 import sys
 import zlib
 from contextlib import suppress
@@ -17,66 +19,78 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.files import own_cache_folder, whole_file
-from k8sjob.image.layers import CodeLayer
+from k8sjob.image.layers import OPEN_FLAGS, CodeLayer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.secrets import Secret
 from k8sjob.rendering.dockerfile import runtime_files
 
 if TYPE_CHECKING:
-    import os
-
-    from k8sjob.image.build_context import Context
+    from k8sjob.image.build_context import Context, File
 
 _RACY_SECONDS: Final = 2.0
 """More than a tick of any file system's clock."""
 _FOREIGN_SECONDS: Final = 3600.0
 """The same on another file system than the cache's, whose server may have a clock of its own."""
-_PACKERS: Final = ("layers.py", "layer_tar.py", "secrets.py", "secrets.tsv")
-"""The modules that decide about a layer's bytes and findings."""
 
 
 class PackedBefore:
-    """What is remembered of the code in a folder, whose context was read after `begun`.
+    """What is remembered of the code in a folder, whose context is read afterwards.
 
-    `begun` is in seconds since the epoch; alone: see pack_code.
+    alone: see pack_code.
     """
 
-    def __init__(self, context: Context, folder: Path, *, alone: bool, begun: float) -> None:
-        files = [(entry.name, entry.state) for entry in context.entries if not entry.is_folder]
-        paths = [path for _, path in runtime_files()]
-        paths += [Path(__file__).with_name(name) for name in _PACKERS]
-        states = [(name, *_state(state)) for name, state in files]
-        states += [(str(path), *_state(path.stat())) for path in paths]
-        versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION)
-        self._states = hashlib.sha256(repr((states, versions)).encode()).hexdigest()
-        self._path, device = None, -1
-        if cache := own_cache_folder():
-            place = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()
-            self._path, device = cache / f"code-{place[:24]}.json", cache.stat().st_dev
-        self._is_settled = all(
-            max(state.st_mtime, state.st_ctime)
-            < begun - (_RACY_SECONDS if state.st_dev == device else _FOREIGN_SECONDS)
-            for _, state in files
-        )
+    def __init__(self, folder: Path, *, alone: bool) -> None:
+        self._path, self._begun, self._device = None, 0.0, -1
+        with suppress(OSError):
+            if cache := own_cache_folder():
+                os.utime(cache)  # the time now by the clock of its file system
+                self._begun, self._device = cache.stat().st_mtime, cache.stat().st_dev
+                place = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()
+                self._path = cache / f"code-{place[:24]}.json"
 
-    def layer(self) -> CodeLayer | None:
+    def layer(self, context: Context) -> CodeLayer | None:
         """The layer without its bytes; None where it has to be packed."""
-        # There is none, or it is damaged.
+        # There is no entry, or it is damaged; or a file cannot be read.
         with suppress(OSError, ValueError, KeyError, TypeError):
             entry = json.loads(self._path.read_bytes()) if self._path else {}
-            if entry["states"] == self._states:
+            if entry["states"] == _states(context) and all(map(_is_current, context.entries)):
                 content = FileContent(entry["digest"], entry["size"], io.BytesIO())
                 findings = (Secret(*finding) for finding in entry["findings"])
                 return CodeLayer(content, entry["diff_id"], tuple(findings))
         return None
 
-    def remember(self, layer: CodeLayer) -> None:
+    def remember(self, context: Context, layer: CodeLayer) -> None:
         """Keep the digests of a layer that was packed of these files."""
-        if self._path and self._is_settled:
+        if self._path and all(file.is_folder or self._is_settled(file) for file in context.entries):
             entry = {"digest": layer.content.digest, "size": layer.content.size}
-            entry |= {"diff_id": layer.diff_id, "states": self._states, "findings": layer.findings}
+            entry |= {"diff_id": layer.diff_id, "findings": layer.findings}
+            entry["states"] = _states(context)
             with suppress(OSError), whole_file(self._path) as out:  # else the next push packs again
                 out.write(json.dumps(entry).encode())
+
+    def _is_settled(self, file: File) -> bool:
+        margin = _RACY_SECONDS if file.state.st_dev == self._device else _FOREIGN_SECONDS
+        return max(file.state.st_mtime, file.state.st_ctime) < self._begun - margin
+
+
+def _states(context: Context) -> str:
+    """A digest of the states of all that decides about a layer's bytes and findings."""
+    states = [(file.name, *_state(file.state)) for file in context.entries if not file.is_folder]
+    paths = [path for _, path in runtime_files()] + sorted(Path(__file__).parent.glob("*.*"))
+    states += [(str(path), *_state(path.stat())) for path in paths]
+    versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION)
+    return hashlib.sha256(repr((states, versions)).encode()).hexdigest()
+
+
+def _is_current(file: File) -> bool:
+    """Whether the state is that of the opened file: NFS asks its server only at an open."""
+    if not stat.S_ISREG(file.state.st_mode):
+        return True
+    descriptor = os.open(file.path, OPEN_FLAGS)
+    try:
+        return _state(os.fstat(descriptor)) == _state(file.state)
+    finally:
+        os.close(descriptor)
 
 
 def _state(state: os.stat_result) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ all that it stands for is there.
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,9 +108,9 @@ def push(
     """
     image = image_on_base(spec, "push")
     dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
-    root, begun = Path(folder) / image.context, time.time()
+    root = Path(folder) / image.context
+    before = PackedBefore(root, alone=onto is not None)
     context = read_context(root)
-    before = PackedBefore(context, root, alone=onto is not None, begun=begun)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
     packs(f"code: {size} of {root.resolve()}")
     if context.remark:
@@ -127,13 +126,13 @@ def push(
         below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
         # The base is read while the code is packed.
         bases = start(lambda: _bases(below, target, image, dependencies))
-        earlier = before.layer()
 
         def pack() -> CodeLayer:
             packed = pack_code(context, alone=onto is not None, progress=packing)
-            before.remember(opened.enter_context(closing(packed)))
+            before.remember(context, opened.enter_context(closing(packed)))
             return packed
 
+        earlier = before.layer(context)
         layer = earlier or pack()
         # After the packing, in which the files are read once for both.
         if strict and layer.findings:
@@ -145,12 +144,11 @@ def push(
         if output:
             base = replace(base, manifest=base.manifest.as_oci())
         image_to_push = append_code(base, layer, spec)
-        tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
-        if earlier and not unchanged:
+        if earlier and not unchanged:  # its bytes are needed
             layer = pack()
             image_to_push = append_code(base, layer, spec)
-            tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
+        tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         blobs: tuple[Blob, ...] = ()
         if not unchanged:
             # The image with the dependencies lies in the job's own repository, so its layers are
