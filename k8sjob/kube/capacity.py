@@ -200,6 +200,19 @@ def refusal(node: Node, pod: Json) -> str:
     return ""
 
 
+def excluded_nodes(pod: Json) -> list[str]:
+    """The nodes that the affinity of a Pod of that spec excludes by their names."""
+    return sorted(
+        {
+            name
+            for term in at_path(pod, *_REQUIRED) or ()
+            for field in term.get("matchFields") or ()
+            if field.get("operator") == "NotIn"
+            for name in field.get("values") or ()
+        }
+    )
+
+
 def _matches(node: Node, term: Json) -> bool:
     of_name, labels = {"metadata.name": node.name}, node.labels
     return all(

@@ -10,7 +10,14 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import counted
-from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
+from k8sjob.kube.capacity import (
+    as_text,
+    excluded_nodes,
+    nodes_of,
+    pod_requests,
+    requested_by_node,
+    tolerates,
+)
 from k8sjob.kube.objects import Condition, Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, best_match, load_rules, one_line
 from k8sjob.observe.diagnose.gang import OF_GANG, own_reason
@@ -144,7 +151,10 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         are=are,
         lack=lack,
     )
-    return explanation.problem, explanation.next_step
+    step = explanation.next_step
+    if (excluded := excluded_nodes(pod.spec)) and "node affinity/selector" in reason:
+        step = f"remove {', '.join(excluded)} from policy.avoid_nodes, or {step}"
+    return explanation.problem, step
 
 
 def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:
@@ -217,7 +227,8 @@ def _selector(pod: ReplicaPod) -> str:
     labels = pod.spec.get("nodeSelector") or {}
     asked = [f"{key}={value}" for key, value in labels.items()]
     if pod.part("spec", "affinity").get("nodeAffinity") is not None:
-        asked.append("its node affinity")
+        excluded = ", ".join(excluded_nodes(pod.spec))
+        asked.append("its node affinity" + (f", which excludes {excluded}" if excluded else ""))
     return f" ({', '.join(asked)})" if asked else ""
 
 
