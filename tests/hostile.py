@@ -19,6 +19,7 @@ VALUES = (
 _RESOURCES = {kind: resource for resource, kind in KINDS.items()} | {
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Namespace": "namespaces",
+    "StatefulSet": "statefulsets",
 }
 
 
@@ -46,8 +47,8 @@ class Recorded(Cluster):
         self.logs, self.watched, self.more = seen.get("logs", {}), {}, {}
         self.job = _RESOURCES.get(self.kind, "pytorchjobs")
         self.objects = {self.job: [seen["job"]]}
-        for resource, part in (("pods", "pods"), ("events", "events")):
-            self.objects[resource] = seen[part]
+        for part in ("pods", "events"):
+            self.objects[part] = self.objects.get(part, []) + seen[part]
         for item in seen["related"] if isinstance(seen["related"], list) else ():
             resource = _RESOURCES.get(str(at_path(item, "kind")), "nodes")
             known = self.objects.get(resource, [])

@@ -88,7 +88,7 @@ def test_a_namespace_that_may_not_be_read_changes_nothing_and_one_that_fails_doe
     assert for_namespace(plan_submission(SPEC), backend).spec == SPEC
     api.refusals[""] = 503
     with pytest.raises(BackendError):
-        for_namespace(plan_submission(SPEC), backend)
+        for_namespace(plan_submission(SPEC), ClusterBackend(api))
 
 
 def test_the_same_job_is_another_one_with_another_image(api, backend):

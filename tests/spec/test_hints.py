@@ -18,6 +18,7 @@ BASE = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}, "replicas":
 BUILT = {"image": {"repository": "r/x", "base": "python:3.12"}}
 CONTEXTS = [
     (r"image\.", BUILT),
+    (r"runtime\.kind", {"runtime": {"name": "torch-distributed"}, "target": "trainjob"}),
     (r"run\.(command|module)", {"run": {}}),
     (r"run\.env_from\.config_map", {"run": {"script": "main.py", "env_from": [{}]}}),
     (r"kueue_", {"kueue_queue": "q"}),
