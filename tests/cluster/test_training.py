@@ -102,6 +102,12 @@ class Training:
         shown = ("get", "pytorchjobs,pods", "-n", self.namespace, "-o", "yaml")
         return "\n".join([*parts, self.cluster.kubectl(*shown).stdout])
 
+    def cause(self):
+        """The first finding of `why`."""
+        backend = connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace)
+        snapshot = backend.snapshot(backend.find(self.name))
+        return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))[0]
+
     def events(self, kind):
         """Events of one kind, in the order in which they were told."""
         events = [Event.decode(line) for line in self.lines]
@@ -220,13 +226,13 @@ RAW = {
 
 @pytest.mark.parametrize("name", RAW)
 def test_an_ordinary_script_trains_in_pods(start, checkpoints, name):
-    spec = small(load(EXAMPLES / name / "job.yaml"), args=("--epochs", "5"))
+    spec = small(load(EXAMPLES / name / "job.yaml"), args=("--epochs", "5")).with_(preflight=True)
     for volume in spec.volumes:
         checkpoints(volume.pvc)
     with start(spec) as training:
         training.finish()
         detail = "".join(training.lines)
-        for words in RAW[name]:
+        for words in (*RAW[name], " nodes fine in "):  # the line of the preflight
             assert words in detail
         assert float(detail.partition("accuracy ")[2].split()[0]) > 0.7
 
@@ -287,10 +293,7 @@ def fail(start):
             training.finish("Failed")
             pod = training.pod("worker-1")  # one that still runs is removed with the job's end
             ended = pod and pod["status"]["containerStatuses"][0]["state"].get("terminated")
-            backend = connect(kubeconfig=training.cluster.kubeconfig, namespace=training.namespace)
-            snapshot = backend.snapshot(backend.find(how))
-            found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
-            return found[0], ended
+            return training.cause(), ended
 
     return run
 
@@ -307,6 +310,16 @@ def test_a_rank_that_hangs_is_named(fail):
     finding, _ = fail("hangs", max_restarts=0)
     assert finding.id == Cause.HUNG
     assert finding.message.startswith("rank 2 hung")
+
+
+def test_a_network_that_is_too_slow_ends_the_job_before_its_script(start):
+    fields = {"checkpoint": None, "volumes": [], "preflight": {"min_bandwidth": "9Ti"}}
+    with start(told("slow", {}, policy={"max_restarts": 0}, **fields)) as training:
+        training.finish("Failed")
+        finding = training.cause()
+        assert finding.id == Cause.PREFLIGHT
+        assert "preflight.min_bandwidth is 9,437,184.0 MiB/s; no node" in finding.message
+        assert not training.events("started")
 
 
 def test_settings_that_cannot_work_are_reported_as_such(fail):

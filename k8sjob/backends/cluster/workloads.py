@@ -86,8 +86,8 @@ class Workloads:
         resource, raw = self._read(ref.name, ref.namespace, ref.uid)
         events = self._events(raw, ref.namespace)
         workload = self._workload(resource, raw, ref.namespace, events)
-        own = in_time(_events_about(workload, events))
-        current = Snapshot(workload, workload.pods, own, skew=self._transport.skew)
+        about_it = in_time(_events_about(workload, events))
+        current = Snapshot(workload, workload.pods, about_it, skew=self._transport.skew)
         return with_groups(self._transport, ref.namespace, [current])[0]
 
     def watch(self, ref: JobRef, stop: threading.Event | None = None) -> Iterator[Snapshot]:
@@ -97,8 +97,8 @@ class Workloads:
             while not stop.is_set():
                 # Read anew each time: no watch can select what ownerReferences lead to.
                 now = self.snapshot(ref)
-                if (seen := (now.job, now.events)) != before:
-                    before = seen
+                if (state := (now.job, now.events)) != before:
+                    before = state
                     yield now
                 stop.wait(_LOOK_SECONDS)
 
@@ -138,19 +138,19 @@ class Workloads:
             begun = min((Object(pod).created for pod in pods), default="")
             raw = {**raw, "metadata": {**Object(raw).metadata, "creationTimestamp": begun}}
             return Workload.read(target, raw, "pods", pods)
-        own, below = self._own(Object(raw), pods, events, selected=bool(selector))
-        return Workload.read(target, raw, resource.word, own, below)
+        of_it, below = self._own(Object(raw), pods, events, selected=bool(selector))
+        return Workload.read(target, raw, resource.word, of_it, below)
 
     def _wrapped(self, resource: Resource, workload: Workload) -> Job | None:
         """The only job of k8sjob's kinds that the object has made."""
-        made = list(workload.below)
+        children = list(workload.below)
         # A job that waits in a queue has no Pods that lead to it.
         if not workload.pods and resource not in BUILT_IN:
             for target in TARGETS:
                 where = job_path(target, workload.namespace)
                 listed = self._listed("", where, {})
-                made += (raw for raw in listed if controller_of(raw).get("uid") == workload.uid)
-        jobs = [job for item in made if is_job(item) and (job := job_of(item)).is_training]
+                children += (raw for raw in listed if controller_of(raw).get("uid") == workload.uid)
+        jobs = [job for item in children if is_job(item) and (job := job_of(item)).is_training]
         return jobs[0] if len(jobs) == 1 else None
 
     # --- its Pods ---------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class Workloads:
             if is_near and event.get("type") == "Warning" and about.get("kind") != "Pod":
                 references.setdefault(str(about.get("uid")), about)
         references.pop(root.uid, None)
-        own = by_owner.pop(root.uid, [])
+        of_root = by_owner.pop(root.uid, [])
 
         owners = {**self._owners(references.values(), root.namespace), root.uid: root.raw}
         below: dict[str, Json] = {}
@@ -185,8 +185,8 @@ class Workloads:
                 below |= {Object(owner).uid: owner for owner in between}
                 branches.append((Object(between[-1]), by_owner[uid]))
             elif selected and (not chain or controller_of(chain[-1])):
-                own += by_owner[uid]  # an owner may not be read: the labels alone tell
-        return [*own, *_current(branches)], list(below.values())
+                of_root += by_owner[uid]  # an owner may not be read: the labels alone tell
+        return [*of_root, *_current(branches)], list(below.values())
 
     def _owners(self, references: Iterable[Json], namespace: str) -> dict[str, Json]:
         """What these references lead up to, by uid, as far as it is there and may be read."""
@@ -198,9 +198,9 @@ class Workloads:
                     kind = str(reference.get("apiVersion")), str(reference.get("kind"))
                     by_kind[kind][uid] = str(reference.get("name"))
             with ThreadPoolExecutor(_READERS) as pool:
-                read = partial(self._of_kind, namespace=namespace)
-                listed = list(pool.map(read, by_kind, map(dict.values, by_kind.values())))
-            by_uid = {Object(raw).uid: raw for of_kind in listed for raw in of_kind}
+                of_kind = partial(self._of_kind, namespace=namespace)
+                listed = list(pool.map(of_kind, by_kind, map(dict.values, by_kind.values())))
+            by_uid = {Object(raw).uid: raw for objects in listed for raw in objects}
             # One of the same name that was made later is another.
             level = {uid: by_uid[uid] for uids in by_kind.values() for uid in uids if uid in by_uid}
             owners |= level

@@ -142,8 +142,8 @@ def gather_needs(
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
         where = resource_path("namespaces", name=namespace)
-        read = own_namespace or (lambda timeout: _ask(transport, "GET", where, timeout=timeout))
-        asked["namespace"] = pool.submit(read, _NEEDS_TIMEOUT)
+        ask = own_namespace or (lambda timeout: _ask(transport, "GET", where, timeout=timeout))
+        asked["namespace"] = pool.submit(ask, _NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = job.target
     return ClusterFacts(

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Discovery:
     """The kinds that a cluster serves; each answer is kept.
 
-    Of the `known` ones no request is made, which not everybody may make.
+    Of the `fixed` ones no request is made, which not everybody may make.
     """
 
-    def __init__(self, transport: Transport, known: Sequence[Resource]) -> None:
-        self._transport, self._known = transport, known
+    def __init__(self, transport: Transport, fixed: Sequence[Resource]) -> None:
+        self._transport, self._fixed = transport, fixed
         self._answers: dict[str, Json] = {}
 
     def named(self, word: str) -> Resource | None:
@@ -36,12 +36,12 @@ class Discovery:
             ApiError: the apiserver does not tell the kinds of the word's group.
         """
         word = word.lower()
-        kinds = chain(self._known, self._of_group(word.partition(".")[2]))
+        kinds = chain(self._fixed, self._of_group(word.partition(".")[2]))
         return next((kind for kind in kinds if kind.is_called(word)), None)
 
     def of(self, api_version: str, kind: str) -> Resource | None:
         """The kind of an object; None where it is not served, or not told."""
-        kinds = chain(self._known, self._of_version(api_version))
+        kinds = chain(self._fixed, self._of_version(api_version))
         with suppress(ApiError):
             return next((k for k in kinds if (k.api_version, k.kind) == (api_version, kind)), None)
         return None

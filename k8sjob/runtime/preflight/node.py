@@ -109,8 +109,8 @@ def _node_problems(env: DistEnv, asked: Mapping[str, Any]) -> Iterator[str]:
         shm = os.statvfs("/dev/shm")  # noqa: S108 - the pod's
         size = shm.f_blocks * shm.f_frsize
     if size < 0.99 * asked.get("shm", 0):
-        wanted = asked["shm"] / _GIB
-        yield f"it has {size / _GIB:.2f} GiB in /dev/shm, and the job asks for {wanted:.2f}"
+        minimum = asked["shm"] / _GIB
+        yield f"it has {size / _GIB:.2f} GiB in /dev/shm, and the job asks for {minimum:.2f}"
     available = _available()
     if available is not None and available < asked.get("memory", 0):
         yield (

@@ -145,24 +145,24 @@ def _misfits(job: Job, document: Json) -> Iterator[tuple[str, str]]:
 def _pod_misfits(pod: Json, asked: Json, names: list[str]) -> Iterator[tuple[str, str]]:
     """The same of the Pods of a runtime, which have containers of these names."""
     # Trainer merges resources, mounts, and the sources of volumes, of which an apiserver takes one.
-    node, own = (training(spec.get("containers")) for spec in (pod, asked))
-    limits, limits_asked = (Object(each).part("resources", "limits") for each in (node, own))
+    node, container = (training(spec.get("containers")) for spec in (pod, asked))
+    limits, limits_asked = (Object(each).part("resources", "limits") for each in (node, container))
     for device in sorted(limits.keys() - limits_asked.keys()):
         if "/" in device:
             step = "set resources.gpus or resources.extended"
             yield f"asks for {device}, and the job does not", step
     mounts = {mount.get("mountPath"): mount for mount in node.get("volumeMounts") or ()}
-    for mount in own.get("volumeMounts") or ():
+    for mount in container.get("volumeMounts") or ():
         covered = mounts.get(mount["mountPath"], mount)
-        kept = ", ".join(sorted(covered.keys() - mount.keys()))
-        if kept and covered.get("name") != mount["name"]:
+        fields = ", ".join(sorted(covered.keys() - mount.keys()))
+        if fields and covered.get("name") != mount["name"]:
             step = "mount that of the job at another path"
-            yield f"mounts a volume at {mount['mountPath']}, and its {kept} would stay", step
+            yield f"mounts a volume at {mount['mountPath']}, and its {fields} would stay", step
     volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
     for volume in asked.get("volumes") or ():
         if volume.keys() != volumes.get(volume.get("name"), volume).keys():
             step = "give that of the job another name; resources.shm: '0' leaves out dshm"
             yield f"has another volume {volume['name']!r}", step
-    for container in (container for kind in _CONTAINERS for container in asked.get(kind) or ()):
-        if container.get("name") not in names:
-            yield f"has no container {container.get('name')!r}", f"change one of {', '.join(names)}"
+    for each in (each for kind in _CONTAINERS for each in asked.get(kind) or ()):
+        if each.get("name") not in names:
+            yield f"has no container {each.get('name')!r}", f"change one of {', '.join(names)}"

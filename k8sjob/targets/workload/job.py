@@ -101,9 +101,9 @@ class Workload(Job):
         ranked = bool(ranks) and len(ranks) == len(by_age) and bool(owner)
         newest = {ranks[pod.name] if ranked else pod.name: pod for pod in by_age}
         order = sorted(newest.values(), key=lambda pod: (ranks.get(pod.name, 0), pod.name))
-        own = tuple(pod.raw for pod in order)
+        ordered = tuple(pod.raw for pod in order)
         names = frozenset(pod.name for pod in by_age)
-        return cls(raw, target, None, None, own, below, word, names, ranked)
+        return cls(raw, target, None, None, ordered, below, word, names, ranked)
 
     @property
     def argument(self) -> str:
@@ -191,9 +191,9 @@ class Workload(Job):
         conditions = true_conditions(self.status)
         # A wrapper whose Pods are gone may say of itself only that it was started.
         below = () if self.pods else (true_conditions(Object(item).status) for item in self.below)
-        every = [conditions, *below]
+        levels = [conditions, *below]
         for kind, state in _CONDITIONS.items():
-            if condition := next((of_one[kind] for of_one in every if kind in of_one), None):
+            if condition := next((level[kind] for level in levels if kind in level), None):
                 return state, condition
         for phase in _phases(self.status):
             if (ended := _PHASES.get(phase.lower())) is not None:
