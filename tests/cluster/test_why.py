@@ -145,7 +145,7 @@ FAULTS = [
     ("image-access", {"master": replicas(container(image="127.0.0.1:{closed}/secret/train:1"))},
      Cause.IMAGE_ACCESS, "the registry refuses the image 127.0.0.1:{closed}/secret/train:1"),
     ("image-never", {"master": replicas(container(image=THERE, imagePullPolicy="Never"))},
-     Cause.IMAGE_MISSING, "pull_policy Never"),
+     Cause.IMAGE_MISSING, "pull policy, Never"),
     ("image-junk", {"master": replicas(container(image="127.0.0.1:{closed}/junk/train:1"))},
      Cause.IMAGE, "the image 127.0.0.1:{closed}/junk/train:1"),
     ("image-init", {"master": replicas(initContainers=[{"name": "mine", "image": THERE}])},
