@@ -66,15 +66,15 @@ class TrainerStatus:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        pause, ended, told = TIMEOUTS.track_every, False, False
+        pause, ended, logged = TIMEOUTS.track_every, False, False
         while not ended:
             self._news.wait()
             self._news.clear()
             ended = self._ending.is_set()  # asked first: what comes during a post needs another
             trouble = self._post()
-            if trouble and not told:
+            if trouble and not logged:
                 log_line(f"{self._server.url} did not accept the progress: {trouble}")
-            self._down, told = bool(trouble), told or bool(trouble)
+            self._down, logged = bool(trouble), logged or bool(trouble)
             pause = min(2 * pause, _PAUSE) if trouble else TIMEOUTS.track_every
             self._ending.wait(pause)
 

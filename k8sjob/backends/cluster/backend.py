@@ -199,6 +199,8 @@ class ClusterBackend(Creation):
                 where = path("namespaces", name=self.namespace)
                 self._own_namespace = self.transport.request("GET", where, timeout=timeout)
             except ApiError as error:
+                if error.code not in _NOT_SERVED:  # it may pass, so the next call asks again
+                    return error
                 self._own_namespace = error
         return self._own_namespace
 
