@@ -19,7 +19,6 @@ from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
 from k8sjob.cli.output import print_status, warn
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
-from k8sjob.kube.api_resources import is_selector
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 from k8sjob.targets.jobs import names_kind
 
@@ -169,26 +168,6 @@ def _place(ctx: click.Context) -> Place:
     """The place by the options that were parsed so far."""
     names = {field.name for field in fields(Place)}
     return Place(**{k: v for k, v in ctx.params.items() if k in names and v is not None})
-
-
-def job_or_labels(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument NAME, or -l SELECTOR in its place, of a command that only reads.
-
-    The command gets both as one `job`.
-    """
-
-    @functools.wraps(command)
-    def of_one(job: str | None, labels: str, **arguments: Any) -> Any:
-        if bool(job) == bool(labels):
-            raise click.UsageError("give NAME, or the labels of pods with -l SELECTOR")
-        # A key alone is the selector of the Pods that have it, and would be taken for a name.
-        selector = labels if is_selector(labels) else f"{labels},{labels}"
-        return command(job=job or f"pods/{selector}", **arguments)
-
-    text = "All pods with these labels: app=web, 'stage in (dev, test)', !draft."
-    labels = click.option("-l", "--selector", "labels", metavar="SELECTOR", default="", help=text)
-    decorated: Callable[..., Any] = labels(of_one)
-    return job_argument(required=False)(decorated)
 
 
 def job_argument(

@@ -19,7 +19,8 @@ from k8sjob.targets.jobs import replica_names
 from k8sjob.view.formats import duration
 from k8sjob.view.json_output import JobProgress, image, job_document, progress_of
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+EPOCH: Final = datetime.fromtimestamp(0, UTC)
+"""When a job without a time was created."""
 
 
 @click.command("list")
@@ -38,7 +39,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     """
     jobs, failed, asked = all_jobs(labels, place)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
-    listed.sort(key=lambda job: job[0].created or _EPOCH, reverse=True)
+    listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
     newest_first = (
         (backend, snapshot)
         for status, snapshot, backend in listed
@@ -55,7 +56,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
             document([job_document(*pair) for pair in pairs], output)
         case _ if not listed:
             if not failed:
-                print_status(_nothing(labels, place, asked))
+                print_status(no_jobs(labels, place, asked))
         case _:
             wide = output == "wide"
             mixed = len({status.ref.kind for status, *_ in listed}) > 1
@@ -104,7 +105,8 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
     return jobs, False, "" if place.all_namespaces else cluster.namespace
 
 
-def _nothing(labels: str, place: Place, asked: str) -> str:
+def no_jobs(labels: str, place: Place, asked: str) -> str:
+    """The sentence about a place that has none, by the namespace that was looked in."""
     fitting = f" with {labels}" if labels else ""
     if not place.asks_cluster:
         return f"no jobs{fitting} on this machine; start one with k8sjob run"

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from rich.text import Text
 
-from k8sjob.cli.find_job import Place, find, job_or_labels, place_options
+from k8sjob.cli.find_job import Place, place_options
+from k8sjob.cli.job_to_read import find_to_read, job_or_labels
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import first_names, line, print_status
 from k8sjob.contract import Event, EventKind
@@ -66,7 +67,7 @@ _CHUNK: Final = 1 << 20
 @format_option("text", "json")
 @place_options()
 def logs_command(  # noqa: PLR0917 - click hands them over by name
-    job: str,
+    job: str | None,
     replicas: tuple[str, ...],
     ranks: tuple[int, ...],
     follow: bool,
@@ -78,7 +79,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     output: str,
     place: Place,
 ) -> int:
-    """Print what the replicas of a job wrote, ordered by time.
+    """Print what the replicas of a job (the newest without NAME) wrote, ordered by time.
 
     Lines of several replicas begin with the replica's name. Control sequences are removed; with -o
     json and in files, lines are unchanged. A separate line marks output that the node has not kept.
@@ -86,7 +87,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; omit -o json")
-    backend, ref = find(job, place, any_kind=True)
+    backend, ref = find_to_read(job, place)
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)
     # Each replica that is followed is a connection and a thread.

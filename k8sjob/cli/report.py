@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.archive import complete_file, file_options
-from k8sjob.cli.find_job import Place, find, job_or_labels, place_options
+from k8sjob.cli.find_job import Place, place_options
+from k8sjob.cli.job_to_read import find_to_read, job_or_labels
 from k8sjob.contract import Event
 from k8sjob.html_card import Html, card, curve, finding_parts, folded, moments, table
 from k8sjob.jobs.result import Reached, read_reached
@@ -47,14 +48,14 @@ figure{display:inline-block;margin:0 2em 1em 0;max-width:100%}svg{max-width:100%
 @job_or_labels
 @file_options("NAME.html")
 @place_options()
-def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
+def report_command(job: str | None, path: Path | None, force: bool, place: Place) -> None:
     """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
 
     The page is one HTML file that loads nothing and runs no script. NAME may also be a record. The
     page contains the job's manifest and last output unchanged: check them for secrets before you
     give the file to others.
     """
-    backend, ref = find(job, place, any_kind=True)
+    backend, ref = find_to_read(job, place)
     text = page(backend, backend.snapshot(ref))
     with complete_file(path or Path(f"{ref.name.replace('/', '-')}.html"), force=force) as out:
         out.write(text.encode(errors="replace"))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.find_job import Place, find, job_or_labels, place_options, warn_of_clock
+from k8sjob.cli.find_job import Place, place_options, warn_of_clock
+from k8sjob.cli.job_to_read import find_to_read, job_or_labels
 from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
@@ -42,12 +43,12 @@ _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, Jo
 @format_option("table", "json", "yaml", "name")
 @click.option("--exit-code", is_flag=True, help="Exit with the job's outcome: 0, 100, 101 or 103.")
 @place_options()
-def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
-    """Show the state of one job and of each of its replicas."""
+def status_command(job: str | None, output: str, exit_code: bool, place: Place) -> int:
+    """Show the state of a job (the newest without NAME) and of each of its replicas."""
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
     from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
 
-    backend, ref = find(job, place, any_kind=True)
+    backend, ref = find_to_read(job, place)
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     status = job_status(snapshot)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from k8sjob.cli.find_job import Place, find, job_or_labels, place_options, warn_of_clock
+from k8sjob.cli.find_job import Place, place_options, warn_of_clock
+from k8sjob.cli.job_to_read import find_to_read, job_or_labels
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
@@ -42,15 +43,15 @@ _NOTABLE_SECONDS: Final = 3600.0
 @click.option("--timing", "timed", is_flag=True, help="Show where the time to the first step went.")
 @format_option("table", "json", "yaml")
 @place_options()
-def why_command(job: str, timed: bool, output: str, place: Place) -> None:
+def why_command(job: str | None, timed: bool, output: str, place: Place) -> None:
     """Explain why a job failed, hangs or does not start, and how to fix it.
 
-    The first cause comes first. Works for any training job, whoever created it, and for whatever
-    runs pods: KIND/NAME, or -l SELECTOR. With --timing it shows what took the time from the
-    submission, or the last suspension, to the first training step, as far as the cluster and the
-    job's output show it.
+    Without NAME it is the newest job. The first cause comes first. Works for any training job,
+    whoever created it, and for whatever runs pods: KIND/NAME, or -l SELECTOR. With --timing it
+    shows what took the time from the submission, or the last suspension, to the first training
+    step, as far as the cluster and the job's output show it.
     """
-    backend, ref = find(job, place, any_kind=True)
+    backend, ref = find_to_read(job, place)
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     if timed:

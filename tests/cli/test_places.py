@@ -49,6 +49,21 @@ def test_a_name_is_looked_for_in_both_places(here, there, k8sjob):
     assert "no job 'nobodys' on this machine; in the cluster: no job 'nobodys' in" in done.err
 
 
+def test_without_a_name_the_newest_job_of_the_place_is_read(here, there, k8sjob):
+    done = k8sjob("why", "--local")
+    assert (done.code, done.out) == (102, "")
+    assert "no jobs on this machine; start one with k8sjob run" in done.err
+    here("mine")
+    there("old")["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
+    there("ours")["metadata"]["creationTimestamp"] = "2020-01-02T00:00:00Z"
+    for options, name in (([], "local/mine"), (["-n", "blue"], "blue/ours")):
+        done = k8sjob("status", *options, "-o", "json")
+        assert json.loads(done.out)["name"] == name.partition("/")[2]
+        assert done.err == f"the newest job: {name}\n"
+    # A script's variable that is empty is no request for the newest.
+    assert "'' is not a job's name" in k8sjob("logs", "").err
+
+
 def test_a_job_of_billions_of_replicas_hides_no_other(there, k8sjob):
     there()
     huge = there("huge")

@@ -41,7 +41,7 @@ def test_every_command_explains_itself(name, k8sjob):
         (["RM", "x"], "no command 'RM'; did you mean 'delete'?"),
         (["xyzzy"], "no command 'xyzzy'; the commands are init, adopt, "),
         (["list", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml', 'name'"),
-        (["status"], "give NAME, or the labels of pods with -l SELECTOR"),
+        (["status", "-l", ""], "give NAME, or the labels of pods with -l SELECTOR"),
         (["logs", "x", "--since", "soon"], "'soon' is not a duration; write 90s, 5m, 2h or 1d"),
         (["status", "a/b/c/d"], "'a/b/c/d' is not a job's name; write NAME, local/NAME, local"),
         (["status", "../x"], "'../x' is not a job's name"),
