@@ -40,6 +40,18 @@ _FIELDS: Final = ("replica", "attempt", "timestamp", "text", "gap")
 _CHUNK: Final = 1 << 20
 
 
+def _pattern(
+    _ctx: click.Context, _parameter: click.Parameter, value: str | None
+) -> re.Pattern[str] | None:
+    try:
+        return None if value is None else re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise click.BadParameter(
+            f"{value!r} is not a regular expression: {error}; put a backslash before characters"
+            r" that are meant as they are, as in '\[rank0\]'"
+        ) from None
+
+
 @click.command("logs")
 @job_or_labels
 @click.option(
@@ -55,6 +67,13 @@ _CHUNK: Final = 1 << 20
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
 @click.option(
     "--since", metavar="AGE", callback=ago, help="Only lines of the last 90s, 5m, 2h or 1d."
+)
+@click.option(
+    "--grep",
+    "pattern",
+    metavar="REGEX",
+    callback=_pattern,
+    help='Only lines that match; "(?i)oom" ignores case. --tail counts these.',
 )
 @click.option("--timestamps", is_flag=True, help="Show the time of each line.")
 @click.option(
@@ -74,6 +93,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     previous: bool,
     tail: int | None,
     since: datetime | None,
+    pattern: re.Pattern[str] | None,
     timestamps: bool,
     folder: Path | None,
     output: str,
@@ -82,8 +102,9 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     """Print what the replicas of a job (the newest without NAME) wrote, ordered by time.
 
     Lines of several replicas begin with the replica's name. Control sequences are removed; with -o
-    json and in files, lines are unchanged. A separate line marks output that the node has not kept.
-    --save only appends to existing files: other output goes to new files next to them.
+    json and in files, lines are unchanged; --grep looks at them as they are printed. A separate
+    line marks output that the node has not kept. --save only appends to existing files: other
+    output goes to new files next to them.
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; omit -o json")
@@ -99,10 +120,24 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             else f"the lines of {len(chosen)} replicas are printed one replica after the other"
         )
     silent = dict.fromkeys(chosen)
-    lines = _tracked(
-        logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
-    )
     printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
+
+    def fits(log_line: LogLine) -> bool:
+        return pattern is None or pattern.search(_shown_text(log_line).plain) is not None
+
+    lines = _tracked(
+        logs(
+            backend,
+            ref,
+            chosen,
+            follow=follow,
+            previous=previous,
+            since=since,
+            tail=tail,
+            fits=fits if pattern else None,
+        ),
+        silent,
+    )
     saver = Saver(folder, ref.name, times=timestamps) if folder else nullcontext(printer)
     # An interrupt ends after the batch at hand, so that no file has half a line.
     with saver as shown, Interrupts() as interrupts:
@@ -116,6 +151,8 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
             print_status(message)
+        if pattern and len(silent) == len(chosen):
+            print_status(f"no line matches {pattern.pattern!r}")
     return interrupts.exit_code
 
 
@@ -169,8 +206,12 @@ class _Printer:
         line = Text(f"{text(log_line.timestamp)} " if self._times else "", style="dim")
         if self._names:
             line.append_text(self._printer.prefix(log_line.replica))
-        event = Event.decode(log_line.text, log_line.replica)
-        return line.append_text(_event_text(event) if event else Text(text(log_line.text)))
+        return line.append_text(_shown_text(log_line))
+
+
+def _shown_text(log_line: LogLine) -> Text:
+    event = Event.decode(log_line.text, log_line.replica)
+    return _event_text(event) if event else Text(text(log_line.text))
 
 
 def _event_text(event: Event) -> Text:

@@ -48,6 +48,7 @@ def logs(
     previous: bool = False,
     since: datetime | None = None,
     tail: int | None = None,
+    fits: Callable[[LogLine], bool] | None = None,
 ) -> Iterator[LogLine]:
     """The output of the chosen replicas.
 
@@ -59,18 +60,21 @@ def logs(
 
     With `previous` only each replica's attempt before its last one is read, and nothing is waited
     for; `since` leaves out what was written before that moment (with a time zone), and `tail` all
-    but so many of the last lines of each replica.
+    but so many of the last lines of each replica. `fits` is asked for each line before `tail`
+    counts it, except for marks of gaps, which are part of every choice.
 
     Raises:
         BackendError: a replica's output cannot be read.
     """
 
     def read(replica: str) -> Iterator[LogLine]:
-        lines = backend.logs(ref, replica, previous=previous, tail=tail, since=since)
-        return _from(lines, since)
+        # The last lines that fit may be anywhere.
+        last = None if fits else tail
+        lines = backend.logs(ref, replica, previous=previous, tail=last, since=since)
+        return _fitting(_from(lines, since), fits)
 
     if follow and not previous:
-        yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail)
+        yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail, fits=fits)
     elif tail is not None:
         ends = in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
         yield from heapq.merge(*ends, key=_timestamp)
@@ -87,6 +91,8 @@ def _followed(
     replicas: Sequence[str],
     since: datetime | None,
     tail: int | None,
+    *,
+    fits: Callable[[LogLine], bool] | None,
 ) -> Iterator[LogLine]:
     # First the last lines of all replicas, merged by time; then each is followed from its own end.
     # The time alone does not say where that is, as several lines may have the same: see _End.
@@ -94,14 +100,15 @@ def _followed(
 
     def end(replica: str) -> _End:
         # One line at least, to know where to continue.
-        lines = backend.logs(ref, replica, tail=max(tail or 0, 1), since=since)
-        return _End(_from(lines, since), tail or 0)
+        last = None if fits and tail else max(tail or 0, 1)
+        lines = backend.logs(ref, replica, tail=last, since=since)
+        return _End(_from(lines, since), tail or 0, fits)
 
     def follow(replica: str, stop: Event) -> Iterator[LogLine]:
         last = ends.get(replica) or _End((), 0)
         begin = datetime.fromisoformat(last.stamp) if last.stamp else since
         lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
-        return _from(last.after(lines), since)
+        return _fitting(_from(last.after(lines), since), fits)
 
     if tail is not None:
         ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
@@ -216,14 +223,19 @@ def replica_of_rank(job: Job, rank: int) -> str:
 class _End:
     """The last lines of a replica's output, and where following it continues."""
 
-    def __init__(self, lines: Iterable[LogLine], count: int) -> None:
+    def __init__(
+        self,
+        lines: Iterable[LogLine],
+        count: int,
+        fits: Callable[[LogLine], bool] | None = None,
+    ) -> None:
         self.lines = deque[LogLine](maxlen=max(count, 0))
         self.stamp = ""  # of the last line, given or not
         self._ties = 0  # lines with that stamp: several may have the same
         for line in lines:
             self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
             self.stamp = line.timestamp
-            self.lines.append(line)
+            self.lines.extend(_fitting(iter((line,)), fits))
 
     def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """Those of the lines that come after the last one; from the first on all of them."""
@@ -241,6 +253,10 @@ def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]
     return (
         line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
     )
+
+
+def _fitting(lines: Iterator[LogLine], fits: Callable[[LogLine], bool] | None) -> Iterator[LogLine]:
+    return (line for line in lines if line.gap or fits(line)) if fits else lines
 
 
 def in_parallel(function: Callable[[S], T], sources: Sequence[S]) -> list[T]:

@@ -85,6 +85,9 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert json.loads(raw)["text"] == "rank 1 [bold]here[/bold] \x1b[31mred\x1b]0;title\x07"
     timed = k8sjob("logs", "tiny", "-r", "worker", "--timestamps").out
     assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z rank 1", timed)
+    assert k8sjob("logs", "tiny", "--grep", "^RANK|Red$").out == ""
+    assert k8sjob("logs", "tiny", "--grep", "(?i)^RANK 1.*red$", "-f").out.count("\n") == 1
+    assert "'(' is not a regular expression" in k8sjob("logs", "tiny", "--grep", "(").err
     assert k8sjob("logs", "tiny", "-f").out.count("\n") == 3
     saved = k8sjob("logs", "tiny", "--save", tmp_path / "saved").out.splitlines()
     assert saved == [str(tmp_path / "saved" / f"tiny-{r}-0.0.log") for r in ("master", "worker")]

@@ -55,6 +55,8 @@ def test_all_replicas_in_the_order_of_time(backend):
         ({"tail": 1}, ["m2", "b", "c"]),
         ({"tail": 0}, []),
         ({"since": datetime(2026, 1, 1, 0, 0, 3, tzinfo=UTC)}, ["b", "c"]),
+        ({"fits": lambda line: line.text in "m0ac"}, ["m0", "a", "c"]),
+        ({"fits": lambda line: line.text in "m0ac", "tail": 1}, ["m0", "a", "c"]),
         ({"previous": True, "replicas": ["worker-0"]}, ["a"]),
     ],
 )
