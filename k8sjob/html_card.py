@@ -24,7 +24,7 @@ _MOST_ROWS: Final = 32
 _MOST_CHARACTERS: Final = 20_000
 _LINE: Final = "1px solid rgba(128,128,128,.35)"
 _CELL: Final = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
-_WIDTH, _HEIGHT = 360, 90
+_WIDTH, _HEIGHT, _MARGIN = 360, 90, 76
 
 
 class HasCard:
@@ -135,8 +135,21 @@ def bar(done: float) -> Html:
     )
 
 
-def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
-    """A line through points (x, y) by ascending x, as SVG; empty for fewer than two of them."""
+def curve(
+    points: Iterable[tuple[float, float]],
+    title: str,
+    *,
+    axis: str = "",
+    written: Callable[[float], str] = "{:.4g}".format,
+) -> Html:
+    """A line through points (x, y) by ascending x, as SVG; empty for fewer than two of them.
+
+    Args:
+        points: any numbers; those that are not finite are left out.
+        title: what the line shows; it stands below, with the first, last and lowest y.
+        axis: what x counts; its ends are written at the corners, with the bounds of y.
+        written: a y with its unit.
+    """
     points = list(points)
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(finite) < 2 or finite[0][0] == finite[-1][0]:
@@ -151,11 +164,22 @@ def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
         f"{(x - first) / (last - first) * _WIDTH:.1f},{(high / 2 - y / 2) / span * _HEIGHT:.1f}"
         for x, y in finite
     )
-    label = f"{title}: {finite[0][1]:.4g} to {points[-1][1]:.4g}, lowest {low:.4g}"
+    label = f"{title}: {written(finite[0][1])} to {written(points[-1][1])}, lowest {written(low)}"
+    marks = [(-6, 4, "end", written(high)), (-6, _HEIGHT + 4, "end", written(low))]
+    if axis:
+        ends = ((0, "start", f"{axis} {first:.2g}"), (_WIDTH, "end", f"{last:.4g}"))
+        marks += [(x, _HEIGHT + 16, anchor, text) for x, anchor, text in ends]
+    texts = "".join(
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}">{_escaped(text)}</text>'
+        for x, y, anchor, text in marks
+    )
+    left, height = _MARGIN, _HEIGHT + 26
     return Html(
-        f'<svg viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}"'
-        f' style="display:block" role="img"><title>{_escaped(label)}</title>'
-        f'<polyline points="{path}" fill="none" stroke="{_BLUE}" stroke-width="1.5"/></svg>'
+        f'<svg viewBox="-{left} -6 {left + _WIDTH + 4} {height}" width="{left + _WIDTH + 4}"'
+        ' style="display:block;max-width:100%;height:auto" role="img" font-size="11"'
+        f' fill="currentColor"><title>{_escaped(label)}</title>'
+        f'<path d="M0 0H{_WIDTH}M0 {_HEIGHT}H{_WIDTH}" stroke="rgba(128,128,128,.35)"/>'
+        f'<polyline points="{path}" fill="none" stroke="{_BLUE}" stroke-width="1.5"/>{texts}</svg>'
         f'<div style="opacity:.7;font-size:85%">{_escaped(label)}</div>'
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +21,7 @@ from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.training import POSITION
 from k8sjob.view.cards import replica_table
-from k8sjob.view.formats import environment
+from k8sjob.view.formats import environment, quantity
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ _HEAD: Final = """\
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>k8sjob report</title>
+<title>NAME · k8sjob report</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em}
 h2{font-size:1.1em;margin:1.5em 0 .3em}
 figure{display:inline-block;margin:0 2em 1em 0;max-width:100%}svg{max-width:100%}</style>
@@ -72,7 +74,11 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         **moments(recorded=snapshot.at),
         "environment": environment(reached.last_group),
         "checkpoint": reached.checkpoint,
-        **{name: value for name, value in reached.metrics.items() if name not in POSITION},
+        **{
+            name: value if isinstance(value, str) else quantity(name, value)
+            for name, value in reached.metrics.items()
+            if name not in POSITION
+        },
     }
     parts = [
         card(
@@ -93,14 +99,15 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
     for title, content in sections.items():
         if content:
             parts += [f"<h2>{title}</h2>", *content]
-    return _HEAD + "\n".join(parts) + "\n"
+    return _HEAD.replace("NAME", escape(str(status.ref))) + "\n".join(parts) + "\n"
 
 
 def _curves(reached: Reached) -> Iterator[Html]:
-    """The numbers of the training in the order of their reports."""
+    """The numbers of the training over its epochs, or by their count where it has none."""
     numbers = reached.numbers()
     for name in sorted(numbers, key=_SPEED.__contains__)[:_MOST_CURVES]:
-        if drawn := curve(enumerate(value for _, value in numbers[name]), name):
+        points, axis = numbers[name], "epoch" if reached.counts_epochs else "report"
+        if drawn := curve(points, name, axis=axis, written=partial(quantity, name)):
             yield Html(f"<figure>{drawn}</figure>")
 
 

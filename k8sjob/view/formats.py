@@ -62,6 +62,14 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def quantity(name: str, value: float) -> str:
+    """A metric with the unit that its name ends with: `824 MiB` of memory_bytes, `0.21 s`."""
+    if name.endswith("_bytes") and 0 <= value < 2**60:
+        power = min(max(int(value).bit_length() - 1, 0) // 10, 4)
+        return f"{number(value / 2 ** (10 * power))} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    return f"{number(value)}{' s' * name.endswith(('step_s', 'wait_s'))}"
+
+
 def values(metrics: Mapping[str, str | float]) -> str:
     """Metrics as `loss 0.31  accuracy 0.94`."""
     return "  ".join(

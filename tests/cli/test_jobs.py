@@ -333,7 +333,11 @@ def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     words = '</pre><script>alert("x")</script>'
     losses = [
-        Event(EventKind.PROGRESS, {"epoch": 0, "step": step, "loss": loss, words: 1.5 * loss}, 1.0)
+        Event(
+            EventKind.PROGRESS,
+            {"epoch": 0, "step": step, "loss": loss, words: loss, "memory_bytes": loss * 2**30},
+            1.0,
+        )
         for step, loss in enumerate((2.5, 1.25, 0.5))
     ]
     lines = [words, *(loss.encode() for loss in losses)]
@@ -345,6 +349,9 @@ def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypat
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 3  # the output, the manifest, the name of a curve
     assert "loss: 2.5 to 0.5, lowest 0.5" in page
+    assert "memory_bytes: 2.5 GiB to 512 MiB, lowest 512 MiB" in page
+    assert all(f">{mark}</text>" in page for mark in ("epoch 0", "1", "2.5 GiB", "512 MiB"))
+    assert "<title>local/tiny · k8sjob report</title>" in page
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
     assert not re.search(r"src=|href=|url\(|@import", page)
 
