@@ -106,7 +106,9 @@ def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool
     cls=Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="k8sjob", message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", prog_name="k8sjob", message="%(prog)s %(version)s"
+)
 @click.option(
     "--traceback",
     is_flag=True,

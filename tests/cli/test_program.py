@@ -85,7 +85,7 @@ def test_streams_may_be_closed(redirection):
 
 
 def test_version(k8sjob):
-    assert k8sjob("--version").out == f"k8sjob {__version__}\n"
+    assert k8sjob("-V").out == k8sjob("--version").out == f"k8sjob {__version__}\n"
     assert k8sjob("version").out.splitlines()[0] == f"k8sjob {__version__}"
     assert f'"k8sjob": "{__version__}"' in k8sjob("version", "-o", "json").out
 
