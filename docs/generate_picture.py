@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "images" / "run.svg"
 COLUMNS, ROWS = 108, 32
 COMMAND = "k8sjob run --fresh manifests/digits-ddp/job.yaml"
-MOMENT = "epoch 20/30"  # when the picture is taken
+MOMENT = "epoch 18/20"  # when the picture is taken
 
 
 def tmux(*arguments: str) -> str:

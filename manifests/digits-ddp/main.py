@@ -8,14 +8,16 @@ from torch.utils.data import TensorDataset
 
 from k8sjob import runtime
 
+EPOCHS = 20
+
 
 def digits():
-    """1500 images to train with and 297 to test with; they come with scikit-learn."""
+    """1437 images to train with, and every fifth to test with; they come with scikit-learn."""
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)
-    train, test = slice(0, 1500), slice(1500, None)
-    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+    test = torch.arange(len(labels)) % 5 == 0  # the last images alone are of other writers
+    return TensorDataset(images[~test], labels[~test]), TensorDataset(images[test], labels[test])
 
 
 def build():
@@ -36,9 +38,10 @@ with runtime.session(seed=1) as job:
     run = job.prepare(
         build,
         loss=F.cross_entropy,
-        optimizer=(torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
+        optimizer=(torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+        scheduler=(torch.optim.lr_scheduler.CosineAnnealingLR, {"T_max": EPOCHS}),
     )
-    for epoch in run.epochs(30):  # resumes where the last run stopped
+    for epoch in run.epochs(EPOCHS):  # resumes where the last run stopped
         for images, labels in run.batches(train, batch_size=16):
             run.step(images, labels)
         job.log(epoch=epoch + 1, **run.evaluate(test, prefix="test_"))

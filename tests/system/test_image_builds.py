@@ -27,8 +27,8 @@ def digits(buildah, base_image, tmp_path_factory):
     folder, context = (tmp_path_factory.mktemp("digits") / name for name in ("code", "context"))
     shutil.copytree(EXAMPLES / "digits-ddp", folder)
     script = (folder / "main.py").read_text()
-    assert "epochs(30)" in script
-    (folder / "main.py").write_text(script.replace("epochs(30)", "epochs(4)"))
+    assert "EPOCHS = 20" in script
+    (folder / "main.py").write_text(script.replace("EPOCHS = 20", "EPOCHS = 4"))
     spec = on(load(folder / "job.yaml"), base=base_image)
     write_context(spec, folder, context)
     return spec, buildah.build(context, "localhost/k8sjob-test-digits")
