@@ -31,8 +31,9 @@ def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs on this machine and, if one is configured, of the cluster; newest first.
 
     For the newest 32 running jobs it shows epoch, step, loss and ETA, or which phase of the start
-    they are in. If this machine has several runs of one name, each is listed as local/NAME@RUN. The
-    KIND is shown if there are several.
+    they are in; if fewer run, the last loss and metrics of jobs that have succeeded. If this
+    machine has several runs of one name, each is listed as local/NAME@RUN. The KIND is shown if
+    there are several.
 
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
@@ -40,12 +41,9 @@ def list_command(labels: str, output: str, place: Place) -> int:
     jobs, failed, asked = all_jobs(labels, place)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
-    newest_first = (
-        (backend, snapshot)
-        for status, snapshot, backend in listed
-        if status.state is JobState.RUNNING
-    )
-    trains = {} if output == "name" else progress_of(newest_first)
+    newest_first = ((backend, snapshot) for _, snapshot, backend in listed)
+    trains = {} if output == "name" else progress_of(newest_first, succeeded=True)
+    tells = any(map(str, trains.values()))
     runs = Counter(str(status.ref) for status, *_ in listed)
     match output:
         case "name":
@@ -66,11 +64,11 @@ def list_command(labels: str, output: str, place: Place) -> int:
                     _named(status.ref, runs),
                     *[status.ref.kind] * mixed,
                     *_row(status, snapshot, trains.get(status.ref), wide=wide),
-                    *[trains.get(status.ref, "")] * bool(trains),
+                    *[trains.get(status.ref, "")] * tells,
                 ]
                 for status, snapshot, _ in listed
             )
-            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
+            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * tells
             table(header + more, rows)
     return int(failed)
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Job
     from k8sjob.view.json_output import JobProgress
 
+_HAVE_PROGRESS: Final = (JobState.RUNNING, JobState.SUCCEEDED)
 _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
@@ -58,7 +59,7 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
         with suppress(BackendError):
             lines = tail_lines(backend, status.ref, reporter)
     progress = progress_in(snapshot, lines)
-    trains = progress if status.state is JobState.RUNNING else None
+    trains = progress if status.state in _HAVE_PROGRESS else None
     saved: Path | None = None
     written: list[Path] = []
     if isinstance(backend, LocalBackend):
@@ -96,7 +97,7 @@ def _show(
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
     sections = {
         status.reason or "MESSAGE": [status.message],
-        "PROGRESS": [str(progress or "")] * (status.state is JobState.RUNNING),
+        "PROGRESS": [str(progress or "")] * (status.state in _HAVE_PROGRESS),
         "IMAGE": [reference, *runs, *_made_of(snapshot.job)],
         **{title: paths.splitlines() for title, paths in files.items()},
     }

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef
@@ -17,10 +18,10 @@ from k8sjob.kube.objects import IMAGE_ORIGIN, Pod, stamp
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
-from k8sjob.observe.training import Training
+from k8sjob.observe.training import POSITION, Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
-from k8sjob.view.formats import duration, position, started
+from k8sjob.view.formats import duration, position, started, values
 
 if TYPE_CHECKING:
     import threading
@@ -34,6 +35,7 @@ WAIT_S: Final = 3.0
 """Seconds after which jobs that have not answered are left out."""
 _OLD_S: Final = 60.0
 """Age in seconds from which it is shown: the numbers may not hold any more."""
+_SHOWN_METRICS: Final = 3
 _OF_A_REPLICA: Final = ("name", "phase", "node", "restarts", "reason", "exit_code", "message")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
@@ -91,14 +93,29 @@ def running_digest(pod: Json) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of one job: its training, when that was written, and the seconds since."""
+    """The progress of one job: its training, when that was written, and the seconds since.
+
+    Of one that has succeeded (`ended`) it is what the training came to.
+    """
 
     training: Training
     time: float
     age: float
+    ended: bool = False
+
+    @property
+    def metrics(self) -> dict[str, str | float]:
+        """The last loss and the last value of all that was logged."""
+        names = sorted(self.training.metrics, key=lambda name: name != "loss")
+        return {name: self.training.metrics[name] for name in names if name not in POSITION}
 
     def __str__(self) -> str:
-        """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
+        """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old.
+
+        Of one that has succeeded the first metrics.
+        """
+        if self.ended:
+            return values(dict(islice(self.metrics.items(), _SHOWN_METRICS)))
         now, age = self.training, self.age
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
@@ -112,36 +129,42 @@ class JobProgress:
     def as_dict(self) -> dict[str, Any]:
         """The field `progress` of a job; docs/reference/json.md describes each key."""
         now = self.training.progress
+        running = self.training.starting or ("training" if now.epoch else "started")
         return {
-            "phase": self.training.starting or ("training" if now.epoch else "started"),
+            "phase": "ended" if self.ended else running,
             "epoch": now.epoch or None,
             "epochs": now.epochs or None,
             "step": now.step if now.epoch else None,
             "steps": now.steps or None,
             "loss": _finite(now.loss),
             "samples_per_s": _finite(now.samples_per_s),
-            "eta_s": _finite(now.eta_s),
+            "eta_s": None if self.ended else _finite(now.eta_s),
+            "metrics": {
+                name: metric if isinstance(metric, str) else _finite(metric)
+                for name, metric in self.metrics.items()
+            },
             "restarts": self.training.restarts,
             "time": self.time,
         }
 
 
-def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobProgress]:
-    """The progress of the jobs that run, as far as it is known.
+def progress_of(
+    jobs: Iterable[tuple[Backend, Snapshot]], *, succeeded: bool = False
+) -> dict[JobRef, JobProgress]:
+    """The progress of the jobs that run, and of those that have `succeeded`, as far as it is known.
 
-    Of each job one replica's last TAIL_LINES lines are read, of the first MOST_AT_ONCE jobs that
-    run, all at once; what has not come after WAIT_S seconds, or cannot be read, is left out.
+    Of each job one replica's last TAIL_LINES lines are read, of the first MOST_AT_ONCE jobs, those
+    that run before the others, all at once; what has not come after WAIT_S seconds, or cannot be
+    read, is left out.
     """
-    running = [
-        (backend, snapshot)
-        for backend, snapshot in jobs
-        if job_status(snapshot).state is JobState.RUNNING
-    ]
+    states = [JobState.RUNNING, *[JobState.SUCCEEDED] * succeeded]
+    by_state = [(job_status(job[1]).state, job) for job in jobs]
+    readable = [job for state in states for job_state, job in by_state if job_state is state]
     progress_by_job = dict[JobRef, JobProgress]()
-    if not running:
+    if not readable:
         return progress_by_job
     with Merge[tuple[JobRef, JobProgress]]() as merge:
-        for number, (backend, snapshot) in enumerate(running[:MOST_AT_ONCE]):
+        for number, (backend, snapshot) in enumerate(readable[:MOST_AT_ONCE]):
             merge.add(str(number), partial(_read, backend, snapshot))
         end = time.monotonic() + WAIT_S
         while merge.open and (patience := end - time.monotonic()) > 0:
@@ -165,10 +188,17 @@ def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     """The progress in the last lines of the replica that reports; None where nothing tells it."""
     events = [event for line in lines if (event := Event.decode(line))]
     training, last = Training.of(events), events[-1].time if events else 0.0
-    tells = training.starting or training.group or training.restarts or training.progress.epoch
+    tells = (
+        training.starting
+        or training.group
+        or training.restarts
+        or training.progress.epoch
+        or training.metrics
+    )
     # The clocks of the nodes are nearer to the server's than that of this machine.
     age = snapshot.now.timestamp() - last
-    return JobProgress(training, last, age) if last and tells else None
+    ended = job_status(snapshot).state is JobState.SUCCEEDED
+    return JobProgress(training, last, age, ended) if last and tells else None
 
 
 def _finite(value: float | None) -> float | None:

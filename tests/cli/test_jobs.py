@@ -58,7 +58,7 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
 
     listed = k8sjob("list")
     header, row = listed.out.splitlines()
-    assert header.split() == ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
+    assert header.split() == ["NAME", "STATE", "REPLICAS", "AGE", "TIME", "PROGRESS"]
     assert row.split()[:4] == ["local/tiny", "Succeeded", "2", "Succeeded"]
     assert k8sjob("list", "-o", "name").out == "local/tiny\n"
     assert "UID" in k8sjob("list", "-o", "wide").out

@@ -55,6 +55,7 @@ def test_the_newest_progress_is_shown(progress):
     data = found.as_dict()
     assert data.pop("time") == pytest.approx(time.time(), abs=60)
     position = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 20, "restarts": 0}
+    assert data.pop("metrics") == {"loss": 0.25}
     assert data == {**position, "loss": 0.25, "samples_per_s": 1234.5, "eta_s": 75.0}
 
 
@@ -91,6 +92,20 @@ def test_only_jobs_that_run_are_read_and_not_too_many(progress):
     assert sorted(place.asked) == sorted(
         (f"j{n}", "master-0", TAIL_LINES) for n in range(MOST_AT_ONCE)
     )
+
+
+def test_a_job_that_has_succeeded_ends_with_its_loss_and_first_metrics(progress):
+    logged = {"epoch": 2, "test_loss": 0.31, "best": "yes", "lr": 0.1}
+    place = backend(now(progress(1, 20, loss=0.25)), Event(EventKind.METRICS, logged, time.time()))
+    jobs = [(place, job("done", "Succeeded")), *((place, job(f"j{n}")) for n in range(31))]
+    names = {ref.name: ended for ref, ended in progress_of(jobs, succeeded=True).items()}
+    ended = names["done"]
+    assert str(ended) == "loss 0.25  test_loss 0.31  best yes"
+    data = ended.as_dict()
+    assert (data["phase"], data["eta_s"], data["metrics"]["lr"]) == ("ended", None, 0.1)
+    # No more are read than of running ones, and those come first.
+    jobs.append((place, job("j31")))
+    assert "done" not in {ref.name for ref in progress_of(jobs, succeeded=True)}
 
 
 def test_a_job_that_cannot_be_read_hides_no_other(progress, monkeypatch):
