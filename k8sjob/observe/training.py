@@ -31,6 +31,7 @@ _CURVES: Final = (
     "loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s",
 )  # fmt: skip
 """Numbers of a report that have a curve."""
+_SPEED: Final = frozenset({"samples_per_s", "wait_s"})
 STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
 _NO_STEPS: Final = frozenset(
@@ -126,6 +127,7 @@ class Training:
         counts_epochs: whether `at` is in epochs.
         curves: name -> (at, value), ascending, of reports and of what is logged; finite values
             alone. What a restart repeats is replaced.
+        times: the same of when these were written, seconds since the epoch.
         logged: the last value of each name that the script logged.
         metrics: the same, and the last loss.
         checkpoint: path of the newest one that was written or resumed.
@@ -144,6 +146,7 @@ class Training:
     at: float = 0.0
     counts_epochs: bool = False
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    times: list[tuple[float, float]] = field(default_factory=list)
     logged: dict[str, str | float] = field(default_factory=dict)
     metrics: dict[str, str | float] = field(default_factory=dict)
     checkpoint: str = ""
@@ -177,7 +180,7 @@ class Training:
             case EventKind.PROGRESS:
                 self._advance(Progress.of(data, event.time))
             case EventKind.METRICS:
-                self._measure(numbers_and_texts(data))
+                self._measure(numbers_and_texts(data), event.time)
             case EventKind.WARNING if data.get("reason") == NO_PROGRESS:
                 self.hang = None if data.get("over") else event
                 self.progress = replace(self.progress, eta_s=None)
@@ -238,29 +241,35 @@ class Training:
             self.stopping, self.group, self.progress = False, {}, Progress()
 
     def _advance(self, progress: Progress) -> None:
+        is_first = self.progress == Progress()
         self.progress = progress
         if progress.epoch:
             self.at, self.counts_epochs = progress.at, True
         if progress.loss is not None:
             self.metrics = {**self.metrics, "loss": progress.loss}
         for name in _CURVES:
-            if (value := getattr(progress, name)) is not None:
+            # The first steps of a start are slow: they would be a spike at each resume.
+            value = None if is_first and name in _SPEED else getattr(progress, name)
+            if value is not None:
                 self._add_point(name, value)
+        self._extend(self.times, progress.time)
 
-    def _measure(self, logged: dict[str, str | float]) -> None:
+    def _measure(self, logged: dict[str, str | float], time: float) -> None:
         self.logged |= logged
         self.metrics |= logged
         for name, value in logged.items():
             room = name in self.curves or len(self.curves) < _MAX_CURVES
             if room and isinstance(value, float | int) and name not in POSITION:
                 self._add_point(name, value)
+        self._extend(self.times, time)
         if not self.counts_epochs:
             self.at += 1
 
     def _add_point(self, name: str, value: float) -> None:
-        if not math.isfinite(value):
-            return
-        curve = self.curves.setdefault(name, [])
+        if math.isfinite(value):
+            self._extend(self.curves.setdefault(name, []), value)
+
+    def _extend(self, curve: list[tuple[float, float]], value: float) -> None:
         # A group that was formed again repeats the steps since its checkpoint.
         while curve and curve[-1][0] >= self.at:
             curve.pop()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +14,7 @@ from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.contract import Event, EventKind
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, K8sJobError
 from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import read_reached
@@ -35,10 +37,11 @@ from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.backends.cluster.backend import ClusterBackend
+    from k8sjob.targets.api import Job
     from k8sjob.ui.jobs import JobEntry
 
 MOST_POINTS: Final = 2000
@@ -119,9 +122,12 @@ class JobNews:
         }
 
     def _points(self) -> dict[str, list[Any]]:
-        """By name how many points of its curve remain, the x and the y of those that follow."""
+        """By name how many points of its curve remain, the x and the y of those that follow.
+
+        That of `time`, which no number of a script has, says when its points were written.
+        """
         points = {}
-        for name, curve in self._summary.curves.items():
+        for name, curve in [("time", self._summary.times), *self._summary.curves.items()]:
             sent = self._sent_curves.get(name, [])
             remain = min(len(sent), len(curve))
             # A restart replaces the end of a curve, and a long one is thinned out.
@@ -168,13 +174,23 @@ def can(entry: JobEntry) -> list[str]:
 
 
 def history(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
-    """The curves of the training by name, as [[epochs], [values]], and its process group."""
+    """The curves of the training by name, as [[epochs], [values]], and its process group.
+
+    The curve `time` is of when they were written, in seconds since the epoch.
+    """
     reached = read_reached(entry.backend, snapshot)
     curves = {
         name: list(zip(*points[:: -(-len(points) // MOST_POINTS)], strict=True))
-        for name, points in reached.numbers().items()
+        for name, points in {**reached.curves, "time": reached.times}.items()
+        if points
     }
-    return {"curves": curves, "group": reached.last_group, "metrics": reached.metrics}
+    return {
+        "curves": curves,
+        "steps": reached.progress.steps if reached.counts_epochs else 0,
+        "counts_epochs": reached.counts_epochs,
+        "group": reached.last_group,
+        "metrics": reached.metrics,
+    }
 
 
 def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
@@ -223,13 +239,35 @@ def output(entry: JobEntry, replica: str) -> list[dict[str, Any]]:
 
 
 def compared(entries: Sequence[JobEntry]) -> dict[str, Any]:
-    """What differs between the first job and each of the others: the lines of their manifests.
+    """What differs between jobs: `manifests`, the lines between the first and each of the others.
+
+    And `settings`, the fields of each one's spec as texts, none of what no spec can express.
 
     Raises:
         BackendError: a job is gone, or cannot be read.
     """
     jobs = [entry.backend.snapshot(entry.ref).job for entry in entries]
-    return {"manifests": [list(lines_between(jobs[0], job)) for job in jobs[1:]]}
+    manifests = [list(lines_between(jobs[0], job)) for job in jobs[1:]]
+    settings: list[dict[str, str]] = [plain(_settings(job)) for job in jobs]
+    return {"manifests": manifests, "settings": settings}
+
+
+def _settings(job: Job) -> dict[str, str]:
+    with suppress(K8sJobError):
+        return dict(_texts(spec_of(job).model_dump(mode="json", exclude_defaults=True)))
+    return {}
+
+
+def _texts(fields: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """The fields as `resources.gpu: 2`; a list is one line, as a shell would have it."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _texts(value, f"{above}{name}.")
+        else:
+            yield (
+                f"{above}{name}",
+                shlex.join(map(str, value if isinstance(value, list) else [value])),
+            )
 
 
 Connect = Callable[[str], "ClusterBackend"]

@@ -60,7 +60,7 @@ _BACKLOG: Final = 2048
 """Connections that wait in the kernel."""
 _REQUEST_SECONDS: Final = 10.0
 """A connection may take so long for the headers of a request, or have none, until it is closed."""
-_MOST_COMPARED: Final = 8
+_MOST_COMPARED: Final = 10
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0

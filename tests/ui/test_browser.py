@@ -236,6 +236,31 @@ def test_a_running_job(serve, screen, jobs, width, dark):
         page.picture(PICTURE, 900)
 
 
+def test_one_cursor_and_zoom_for_all_curves_and_their_numbers_as_csv(serve, screen, jobs):
+    page = screen()
+    page.open_job(serve(jobs), "digits")
+    page.see("loss, mean of the epoch: 0.277")
+    page.run("document.querySelector('.plot').focus()")
+    page.press("ARROW_LEFT", "ARROW_LEFT")
+    legends = "return [...document.querySelectorAll('.legend')].map((l) => l.innerText)"
+    assert all("epoch 10" in text for text in page.run(legends))
+    module = "import('/static/chart.js')"
+    page.run(
+        "const make = URL.createObjectURL;"
+        " URL.createObjectURL = (blob) => { blob.text().then((text) => { window.csv = text; });"
+        " return make(blob); };"
+        " document.querySelector('[aria-label^=Download]').click();"
+        f" {module}.then((m) => {{ window.found = [m.smoothed([2, 2, null, 5], 0.5),"
+        " m.tickTexts([708.5, 708.75, 709].map((x) => x * 2 ** 20), 'memory_bytes')]; });"
+    )
+    page.wait("return window.csv && window.found")
+    assert page.run("return csv").startswith("name,epoch,step,time,value\n")
+    assert '"epoch_loss",12,1200,1970-01-01T00:11:' in page.run("return csv")
+    average, ticks = page.run("return found")
+    assert average == [2, 2, None, pytest.approx((5 + 2 * 0.5 + 2 * 0.25) / 1.75)]
+    assert ticks == ["708.50 MiB", "708.75 MiB", "709.00 MiB"]
+
+
 def test_jobs_side_by_side(serve, screen, jobs):
     jobs.write("other", Event(EventKind.METRICS, {"test_accuracy": math.nan}, 900.0))
     page = screen()
@@ -245,7 +270,10 @@ def test_jobs_side_by_side(serve, screen, jobs):
         page.press("SPACE")
     page.tab_to("Compare")
     page.press("ENTER")
-    page.see("Comparison", "digits@uid-digi", "other@uid-othe", "state ≠", "+    team: red")
+    page.see("Comparison", "digits@uid-digi", "other@uid-othe", "state ≠", "★ best")
+    page.tab_to("Differences of the manifests from digits@uid-digi")
+    page.press("ENTER")
+    page.see("+    team: red")
     page.see("test_accuracy ≠", "not finite", absent=("Loading",))
 
 

@@ -1,6 +1,6 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
-import { chart, drawn, grouped, label, MOST_CURVES } from "./chart.js";
+import { board, drawn, grouped, label, MOST_CURVES } from "./chart.js";
 import { confirmed, duration, h, notice, now, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
 import { change, follow, jobPath, read } from "./server.js";
@@ -18,16 +18,15 @@ const ACTIONS = {
 
 export function jobView(view, key, { state, place }) {
   let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), explained = "";
-  let drawTimer = 0, whyTimer = 0, closed = false, logScale = false;
-  const charts = new Map();
+  let drawTimer = 0, whyTimer = 0, closed = false;
+  const charts = board();
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
-  const numbers = h("div", { className: "tiles" }), figures = h("div", { className: "charts" });
+  const numbers = h("div", { className: "tiles" });
   const parts = h("section"), events = h("ul", { className: "events" });
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
-  const scale = h("label", { hidden: true }, h("input", { type: "checkbox", onchange: (event) => { logScale = event.target.checked; for (const one of charts.values()) one.logarithmic(logScale); } }), " log scale");
   const output = logView(key);
   const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
-  view.append(head, why, numbers, h("div", { className: "row" }, scale, many), figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
+  view.append(head, why, numbers, charts.controls, many, charts.figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
 
@@ -82,16 +81,9 @@ export function jobView(view, key, { state, place }) {
     if (closed) return;
     heading();
     tiles();
-    for (const [title, names] of grouped([...curves.keys()].filter((name) => drawn(curves.get(name))))) {
-      if (!charts.has(title)) {
-        const made = chart(title, training.counts_epochs ? "epoch" : "number");
-        made.logarithmic(logScale);
-        charts.set(title, made);
-        figures.append(made.figure);
-      }
-      charts.get(title).draw(names.map((name) => curves.get(name)));
-    }
-    scale.hidden = !charts.size;
+    const { steps, counts_epochs: counts } = training ?? {};
+    const line = (name) => ({ ...curves.get(name), times: curves.get("time"), steps: counts ? steps : 0, unit: counts ? "epoch" : "number" });
+    charts.draw(grouped([...curves.keys()].filter((name) => name !== "time" && drawn(curves.get(name)))).map(([title, names]) => [title, names.map(line)]));
     many.hidden = curves.size < MOST_CURVES;
     const failed = ([, one]) => one.phase === "Failed";
     const rows = [...replicas].sort((a, b) => failed(b) - failed(a)).map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
@@ -167,7 +159,7 @@ export function jobView(view, key, { state, place }) {
       clearInterval(again);
       clearTimeout(drawTimer);
       clearTimeout(whyTimer);
-      for (const one of charts.values()) one.close();
+      charts.close();
     },
   };
 }

@@ -50,7 +50,7 @@ export function jobList(view, { state }) {
 
   function choose(key, yes) {
     if (yes) chosen.add(key); else chosen.delete(key);
-    compare.disabled = chosen.size < 2 || chosen.size > 8;
+    compare.disabled = chosen.size < 2 || chosen.size > 10;
   }
 
   function fits(job) {
