@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Callable
@@ -264,10 +265,9 @@ def _texts(fields: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]
         if isinstance(value, dict):
             yield from _texts(value, f"{above}{name}.")
         else:
-            yield (
-                f"{above}{name}",
-                shlex.join(map(str, value if isinstance(value, list) else [value])),
-            )
+            parts = value if isinstance(value, list) else [value]
+            plain_words = all(isinstance(part, str) for part in parts)
+            yield f"{above}{name}", shlex.join(parts) if plain_words else json.dumps(value)
 
 
 Connect = Callable[[str], "ClusterBackend"]

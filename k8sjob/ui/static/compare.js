@@ -46,7 +46,7 @@ function facts(jobs, labels, settings) {
   const layer = (job, kind) => job.facts.origin?.layers.find((one) => one.kind === kind)?.digest;
   const ran = ({ facts: one }) => (one.started ? duration((seconds(one.finished) ?? now(one)) - seconds(one.started)) : "");
   const setting = (name) => [name, (_job, index) => settings[index][name] ?? ""];
-  const chosen = [...new Set(settings.flatMap(Object.keys))].filter((name) => name === "args" || new Set(settings.map((one) => one[name])).size > 1);
+  const chosen = [...new Set(settings.flatMap(Object.keys))].filter((name) => name === "run.args" || new Set(settings.map((one) => one[name])).size > 1);
   const rows = [
     ...chosen.filter((name) => name !== "name").map(setting),
     ["state", (job) => job.facts.state], ["ran for", ran], ["image", (job) => job.facts.image], ["code", (job) => layer(job, "code")], ["dependencies", (job) => layer(job, "dependencies")],
