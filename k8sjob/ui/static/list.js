@@ -1,34 +1,46 @@
 // The list of jobs: filters, one row a job, and the choice of jobs to compare.
 
-import { h, seconds, stateBadge, times } from "./dom.js";
+import { h, now, seconds, stateBadge, times } from "./dom.js";
 import { follow } from "./server.js";
 
 const ACTIVE = new Set(["Created", "Running", "Restarting", "Suspended", "Queued", "Deleting"]);
 const STATES = { all: () => true, active: (job) => ACTIVE.has(job.state), failed: (job) => job.state === "Failed" || job.state === "Stopped", succeeded: (job) => job.state === "Succeeded" };
 const REFRESH_MS = 5000;
-const filters = { text: "", state: "all", where: "" }; // kept while the page is open
+const COLUMNS = { // what a column is sorted by
+  Name: (job) => job.name,
+  State: (job) => job.state,
+  Progress: (job) => job.progress?.fraction ?? -1,
+  Replicas: (job) => Object.values(job.counts).reduce((sum, count) => sum + count, 0),
+  Age: (job) => -(seconds(job.created) ?? 0),
+  Time: (job) => (seconds(job.started) === null ? -1 : (seconds(job.finished) ?? now(job)) - seconds(job.started)),
+};
+const filters = { text: "", state: "all", where: "", column: "Age", descending: false }; // kept while the page is open
 
 export function jobList(view, { state }) {
   const jobs = new Map(), rows = new Map(), chosen = new Set();
   let loaded = false, stale = new Set(); // jobs of an earlier connection, until this one has sent its whole list
 
   const text = h("input", { type: "search", placeholder: "Filter by name, state, message  ( / )", ariaLabel: "Filter jobs", value: filters.text, oninput: () => { filters.text = text.value; filter(); } });
-  const states = h("select", { ariaLabel: "State", onchange: () => { filters.state = states.value; filter(); } },
-    Object.keys(STATES).map((name) => h("option", { value: name, selected: name === filters.state }, name)));
+  const states = Object.keys(STATES).map((name) => h("button", { type: "button", onclick: () => { filters.state = name; filter(); } }, name));
   const where = h("select", { ariaLabel: "Namespace", onchange: () => { filters.where = where.value; filter(); } }, h("option", { value: "" }, "all places"));
   const compare = h("button", { type: "button", disabled: true, onclick: () => { location.hash = `#/compare/${[...chosen].join(",")}`; } }, "Compare");
   const counted = h("span", { className: "dim", role: "status" });
   const problems = h("div");
   const body = h("tbody");
+  const headings = Object.keys(COLUMNS).map((title) => h("th", { scope: "col" }, h("button", { type: "button", onclick: () => sort(title) }, title)));
   const empty = h("p", { className: "empty" }, "Loading...");
+  const command = h("code", {}, "k8sjob run train.py");
+  const copy = h("button", { type: "button", onclick: () => navigator.clipboard.writeText(command.textContent).then(() => { copy.textContent = "Copied"; }) }, "Copy");
+  const first = h("p", { className: "empty", hidden: true }, "No jobs yet. Start one: ", command, " ", copy);
   view.append(
     h("h1", {}, "Jobs"),
-    h("div", { className: "row filters" }, text, states, where, compare, counted),
+    h("div", { className: "row filters" }, text, h("div", { className: "row states", role: "group", ariaLabel: "State" }, states), where, compare, counted),
     problems,
     h("table", { className: "jobs", ariaLabel: "Jobs" },
-      h("thead", {}, h("tr", {}, ["", "Name", "State", "Progress", "Replicas", "Age", "Time"].map((title) => h("th", { scope: "col" }, title || h("span", { className: "hidden" }, "Compare"))))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, h("span", { className: "hidden" }, "Compare")), headings)),
       body),
-    empty);
+    empty, first);
+  order();
 
   function row(job) {
     const clock = times(job);
@@ -56,20 +68,46 @@ export function jobList(view, { state }) {
   function fits(job) {
     const words = filters.text.toLowerCase().split(/\s+/).filter(Boolean);
     const about = [job.name, job.namespace, job.state, job.kind, job.reason, job.message].join(" ").toLowerCase();
-    return STATES[filters.state](job) && (!filters.where || job.namespace === filters.where) && words.every((word) => about.includes(word));
+    return (!filters.where || job.namespace === filters.where) && words.every((word) => about.includes(word));
   }
 
   function filter() {
+    const fitting = [...jobs.values()].filter(fits), visible = new Set(fitting.filter(STATES[filters.state]));
+    for (const button of states) {
+      const name = Object.keys(STATES)[states.indexOf(button)];
+      button.textContent = `${name} ${fitting.filter(STATES[name]).length}`;
+      button.ariaPressed = String(name === filters.state);
+    }
     let shown = 0;
     for (const [key, job] of jobs) {
-      const fit = fits(job);
+      const fit = visible.has(job);
       rows.get(key).hidden = !fit;
       shown += fit;
     }
     const all = `${jobs.size} ${jobs.size === 1 ? "job" : "jobs"}`;
     counted.textContent = shown === jobs.size ? all : `${shown} of ${all}`;
-    empty.hidden = shown > 0;
-    empty.textContent = !loaded ? "Loading..." : jobs.size ? "No job fits the filter." : "No jobs yet. Start one with k8sjob run or k8sjob submit.";
+    first.hidden = !loaded || jobs.size > 0;
+    empty.hidden = shown > 0 || !first.hidden;
+    empty.textContent = loaded ? "No job fits the filter." : "Loading...";
+  }
+
+  function sort(column) {
+    filters.descending = column === filters.column && !filters.descending;
+    filters.column = column;
+    order();
+  }
+
+  function order() {
+    for (const heading of headings) {
+      heading.ariaSort = heading.textContent !== filters.column ? "none" : filters.descending ? "descending" : "ascending";
+    }
+    const by = COLUMNS[filters.column], sign = filters.descending ? -1 : 1;
+    const compared = (a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0);
+    const sorted = [...jobs.values()].sort((a, b) => sign * compared(a, b) || COLUMNS.Age(a) - COLUMNS.Age(b)).map((job) => rows.get(job.key));
+    if (sorted.every((element, index) => element === body.children[index])) return; // a moved row loses the focus
+    const focused = document.activeElement;
+    body.replaceChildren(...sorted);
+    if (focused?.isConnected) focused.focus({ preventScroll: true });
   }
 
   function places() {
@@ -97,12 +135,7 @@ export function jobList(view, { state }) {
       if (before) before.replaceWith(made);
       if (focused) made.querySelector(focused).focus({ preventScroll: true });
     }
-    if (changed.some((job) => !rows.get(job.key).isConnected)) {
-      const order = [...jobs.values()].sort((a, b) => (seconds(b.created) ?? 0) - (seconds(a.created) ?? 0));
-      const focused = document.activeElement;
-      body.replaceChildren(...order.map((job) => rows.get(job.key)));
-      if (focused?.isConnected) focused.focus({ preventScroll: true });
-    }
+    if (changed.length) order();
     problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
     places();
     filter();
