@@ -9,6 +9,7 @@
 # make test-all      all of these
 # make docs-site  the documentation as a searchable site, in site/
 # make bench  measurements beside the tools one would use instead
+# make release  the packages in dist/, checked by an install in empty environments; see CONTRIBUTING.md
 # make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
 # make cluster-down   its end
 
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Else each of thousands of processes compiles k8sjob again: 0.2 s of a processor.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site release clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -92,6 +93,11 @@ docs: $(VENV)/.dev
 docs-site: $(VENV)/.dev
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
 	@echo "open site/index.html"
+
+release: $(VENV)/.dev
+	rm -rf dist
+	PATH="$(BIN):$$PATH" uv build -q
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python packaging/check.py dist
 
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
