@@ -7,7 +7,7 @@ from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.targets.jobs import job_of
 
-STAMP = "2026-01-01T00:00:{:02}.000000000Z"
+STAMP = "2026-01-01T00:00:00.{:09}Z"
 
 
 class JobsInMemory:
@@ -24,7 +24,7 @@ class JobsInMemory:
         lines = self.lines.setdefault(name, [])
         for text in texts:
             written = text.encode() if isinstance(text, Event) else text
-            lines.append(LogLine("master-0", 0, STAMP.format(len(lines) % 60), written))
+            lines.append(LogLine("master-0", 0, STAMP.format(len(lines)), written))
 
     def jobs(self):
         if self.problem:

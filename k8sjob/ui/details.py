@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from heapq import nlargest
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL
@@ -38,9 +40,9 @@ from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
-    from k8sjob.backends.api import Snapshot
+    from k8sjob.backends.api import LogLine, Snapshot
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.targets.api import Job
     from k8sjob.ui.jobs import JobEntry
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 MOST_POINTS: Final = 2000
 """Points of a curve that are sent: more than a screen has columns for."""
 MOST_LINES: Final = 5000
-"""Lines of a replica's output that are sent at once."""
-
+"""Lines of the output that are sent at once."""
+_PIECE: Final = 500
 
 _MOST_METRICS: Final = 13
 """The loss, and names that a script logs, whose last values are sent."""
@@ -224,19 +226,56 @@ def part(entry: JobEntry, name: str) -> Any:
     return plain(reader(entry, entry.backend.snapshot(entry.ref)))
 
 
-def output(entry: JobEntry, replica: str) -> list[dict[str, Any]]:
-    """The last lines of a replica's output, without the events of the runtime.
+def output(entry: JobEntry, replica: str, words: str) -> dict[str, Any]:
+    """The last lines in which the words occur, of one replica or of all, without runtime events.
+
+    It has `lines` by time, MOST_LINES at most, their `total`, and by replica the time of the last
+    line that was looked at (`ends`).
 
     Raises:
         BackendError: there is no such replica, or its output cannot be read.
     """
-    chosen = select(entry.snapshot.job, [replica])
-    lines = logs(entry.backend, entry.ref, chosen, tail=MOST_LINES)
-    return [
-        {"replica": line.replica, "text": safe_text(line.text), "timestamp": line.timestamp}
-        for line in lines
-        if not Event.decode(line.text)
-    ]
+    ends: dict[str, str] = {}
+    total = count()
+    lines = _fitting_lines(entry, replica, words, ends)
+    last = nlargest(MOST_LINES, ((line.timestamp, next(total), line) for line in lines))
+    return {
+        "lines": [
+            {
+                "replica": line.replica,
+                "text": safe_text(line.text),
+                "timestamp": line.timestamp,
+                "gap": line.gap,
+            }
+            for _, _, line in reversed(last)
+        ],
+        "total": next(total),
+        "ends": ends,
+    }
+
+
+def output_text(entry: JobEntry, replica: str, words: str) -> Generator[str, None, None]:
+    """All of these lines, as the job wrote them, in pieces of some hundred lines."""
+    name = "" if replica else "{} | "
+    try:
+        lines = _fitting_lines(entry, replica, words, {})
+        while piece := list(islice(lines, _PIECE)):
+            yield "".join(f"{name.format(line.replica)}{line.text}\n" for line in piece)
+    except K8sJobError as error:
+        yield f"k8sjob: the output ends here: {error}\n"
+
+
+def _fitting_lines(
+    entry: JobEntry, replica: str, words: str, ends: dict[str, str]
+) -> Iterator[LogLine]:
+    words = words.lower()
+
+    def fits(line: LogLine) -> bool:
+        ends[line.replica] = line.timestamp
+        return words in safe_text(line.text).lower() and not Event.decode(line.text)
+
+    chosen = select(entry.snapshot.job, [replica] if replica else [])
+    return logs(entry.backend, entry.ref, chosen, fits=fits)
 
 
 def compared(entries: Sequence[JobEntry]) -> dict[str, Any]:

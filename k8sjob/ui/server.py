@@ -31,7 +31,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.observe.watch import watch
 from k8sjob.sanitize import safe_text
-from k8sjob.ui.details import ACTIONS, PARTS, JobNews, act, compared, output, part, plain
+from k8sjob.ui.details import (
+    ACTIONS,
+    PARTS,
+    JobNews,
+    act,
+    compared,
+    output,
+    output_text,
+    part,
+    plain,
+)
 from k8sjob.view.follow import batches
 
 if TYPE_CHECKING:
@@ -165,7 +175,8 @@ class Page:
             Route("/api/events", self.list_events),
             Route("/api/compare", self.compare),
             Route("/api/jobs/{key}/events", self.job_events),
-            Route("/api/jobs/{key}/output/{replica}", self.output),
+            Route("/api/jobs/{key}/output", self.output),
+            Route("/api/jobs/{key}/output.txt", self.output_text),
             Route("/api/jobs/{key}/{part}", self.part),
             Route("/api/jobs/{key}/{action}", self.act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=_STATIC)),
@@ -200,9 +211,16 @@ class Page:
         return content
 
     async def output(self, request: Request) -> Response:
-        """The last lines of a replica."""
-        replica = request.path_params["replica"]
-        return await self._of_job(request, lambda entry: output(entry, replica))
+        """The last lines of the output in which words occur."""
+        chosen = _chosen_output(request)
+        return await self._of_job(request, lambda entry: output(entry, *chosen))
+
+    async def output_text(self, request: Request) -> Response:
+        """All of them, as text."""
+        entry = self._jobs.find(request.path_params["key"])
+        if not entry:
+            return _gone()
+        return self._stream(output_text(entry, *_chosen_output(request)), "text/plain")
 
     async def act(self, request: Request) -> Response:
         """Change a job."""
@@ -239,12 +257,16 @@ class Page:
                     yield ":\n\n"
                 self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
 
-    def _stream(self, lines: _Stream) -> Response:
+    def _stream(self, lines: _Stream, media_type: str = "text/event-stream") -> Response:
         # Each open stream occupies a thread while it waits for events; one thread stays free to
         # close the others.
         if self._streams.borrowed_tokens >= _STREAMS - 1:
             return _error(503, "too many pages are open; close some")
-        return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
+        return StreamingResponse(_in_thread(lines, self._streams), media_type=media_type)
+
+
+def _chosen_output(request: Request) -> tuple[str, str]:
+    return request.query_params.get("replica", ""), request.query_params.get("search", "")
 
 
 def _events(entry: JobEntry, closed: threading.Event) -> _Stream:

@@ -213,6 +213,19 @@ def test_the_output_is_searched_and_never_markup(serve, screen, jobs):
     assert page.run("return document.querySelector('.log mark').innerText") == "second"
 
 
+def test_all_lines_are_searched_and_the_first_error_is_shown(serve, screen, jobs):
+    trace = ["Traceback (most recent call last):", '  File "train.py"', "KeyError: 1", "done"]
+    jobs.write("broken", *trace, *(f"step {number}" for number in range(30000)))
+    page = screen()
+    page.open_job(serve(jobs), "broken")
+    page.see("step 29999", "28,007 lines before these are not shown", absent=("first line",))
+    page.tab_to("Search the output")
+    page.press(*"ey")
+    page.see("1 line", "KeyError")
+    page.run("document.querySelector('.log').previousSibling.querySelector('button').click()")
+    assert page.run("return document.activeElement.className") == "line error"
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1400, 400])
 def test_a_running_job(serve, screen, jobs, width, dark):

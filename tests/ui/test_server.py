@@ -14,6 +14,7 @@ from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.ui import server
+from k8sjob.ui.details import MOST_LINES
 
 KEY = "local:uid-digits"
 GONE = "local:uid-gone"
@@ -303,7 +304,7 @@ def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
 def test_a_job_in_its_parts(client):
     parts = {
         part: client.ask(f"/api/jobs/{KEY}/{part}")[2]
-        for part in ("status", "history", "why", "timing", "manifest", "output/master-0")
+        for part in ("status", "history", "why", "timing", "manifest", "output?replica=master-0")
     }
     assert parts["status"]["names"] == ["master-0", "worker-0"]
     assert parts["status"]["can"] == ["suspend", "resume", "again", "delete"]
@@ -311,7 +312,23 @@ def test_a_job_in_its_parts(client):
     assert parts["history"]["curves"]["test_accuracy"] == [[1.0], [0.5]]
     assert parts["history"]["group"]["strategy"] == "ddp"
     assert "kind: PyTorchJob" in parts["manifest"]["text"]
-    assert [one["text"] for one in parts["output/master-0"]] == ["red <b>bold"]
+    assert [one["text"] for one in parts["output?replica=master-0"]["lines"]] == ["red <b>bold"]
+
+
+def test_every_line_is_searched_and_the_last_are_sent(serve, digits):
+    digits.write("digits", *(f"step {step} of\x1b[0m NaN" for step in range(MOST_LINES + 10)))
+    client = serve(digits)
+    first_list(client)
+    _, _, answer = client.ask(f"/api/jobs/{KEY}/output?search=OF+nan")
+    assert answer["total"] == MOST_LINES + 10
+    assert len(answer["lines"]) == MOST_LINES
+    assert answer["lines"][-1]["text"] == f"step {MOST_LINES + 9} of NaN"
+    assert answer["lines"][-1]["timestamp"] == answer["ends"]["master-0"]
+    _, headers, text = client.ask(f"/api/jobs/{KEY}/output.txt?search=step+7+")
+    assert headers["content-type"] == "text/plain; charset=utf-8"
+    assert text == b"master-0 | step 7 of\x1b[0m NaN\n"
+    _, _, text = client.ask(f"/api/jobs/{KEY}/output.txt?replica=worker-9")
+    assert text.startswith(b"k8sjob: the output ends here: 'worker-9' is not a replica")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +336,7 @@ def test_a_job_in_its_parts(client):
     [
         ("/api/jobs/local:nobody/status", 404),
         (f"/api/jobs/{KEY}/secrets", 404),
-        (f"/api/jobs/{KEY}/output/worker-9", 502),
+        (f"/api/jobs/{KEY}/output?replica=worker-9", 502),
         (f"/api/compare?job={KEY}", 404),
         (f"/api/compare?job={KEY}&job={GONE}", 404),
     ],

@@ -26,6 +26,7 @@ async function ask(path, options = {}) {
 }
 
 export const read = async (path) => (await ask(path)).json();
+export const blob = async (path) => (await ask(path)).blob();
 export const change = async (path) => (await ask(path, { method: "POST" })).json();
 export const jobPath = (key, part) => `/api/jobs/${encodeURIComponent(key)}/${part}`;
 
