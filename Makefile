@@ -96,7 +96,7 @@ docs-site: $(VENV)/.dev
 
 release: $(VENV)/.dev
 	rm -rf dist
-	PATH="$(BIN):$$PATH" uv build -q
+	$(BIN)/uv build -q
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python packaging/check.py dist
 
 cluster: $(VENV)/.dev system-packages

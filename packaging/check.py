@@ -30,7 +30,8 @@ def _run(*argv: str) -> str:
 
 
 if __name__ == "__main__":
-    packages = sorted(Path(sys.argv[1]).glob("k8sjob-*[lz]"))
+    folder = Path(sys.argv[1])
+    packages = [*folder.glob("k8sjob-*.whl"), *folder.glob("k8sjob-*.tar.gz")]
     find = ("uv", "python", "find", "-q", "--no-python-downloads")
     pythons = [p for p in PYTHONS if not subprocess.call((*find, p), stdout=subprocess.DEVNULL)]
     if not packages or not pythons:

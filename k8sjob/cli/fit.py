@@ -8,6 +8,7 @@ from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
+from k8sjob.view.formats import in_binary_unit
 
 
 def _bytes(_ctx: click.Context, _option: click.Parameter, text: str | None) -> int | None:
@@ -82,9 +83,6 @@ def fit_command(
     return code
 
 
-def _size(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
+def _size(size: float) -> str:
+    amount, unit = in_binary_unit(size)
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

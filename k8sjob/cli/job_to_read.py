@@ -49,7 +49,7 @@ def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
     """
     if job is not None:
         return find(job, place, any_kind=True)
-    jobs, _, namespace = all_jobs("", place)
+    jobs, _, namespace = all_jobs("", place, pods=False)
     if not jobs:
         raise JobNotFound(no_jobs("", place, namespace))
     backend, snapshot = max(jobs, key=lambda pair: job_status(pair[1]).created or EPOCH)

@@ -73,8 +73,10 @@ def list_command(labels: str, output: str, place: Place) -> int:
     return int(failed)
 
 
-def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
-    """The jobs of all places.
+def all_jobs(
+    labels: str, place: Place, *, pods: bool = True
+) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
+    """The jobs of all places, those of the cluster with their `pods`, or without.
 
     Returns:
         The jobs, each with its back end; whether the cluster could not be reached; and the
@@ -86,7 +88,7 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
         return jobs, False, ""
     try:
         cluster = place.connect()
-        snapshots = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
+        snapshots = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=pods)
         # The apiserver gives an empty list of a namespace that does not exist: a misspelled one
         # looks like one without jobs.
         if place.namespace and not snapshots:

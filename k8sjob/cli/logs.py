@@ -121,10 +121,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
         )
     silent = dict.fromkeys(chosen)
     printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
-
-    def fits(log_line: LogLine) -> bool:
-        return pattern is None or pattern.search(_shown_text(log_line).plain) is not None
-
+    fits = partial(_matches, pattern) if pattern else None
     lines = _tracked(
         logs(
             backend,
@@ -134,7 +131,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             previous=previous,
             since=since,
             tail=tail,
-            fits=fits if pattern else None,
+            fits=fits,
         ),
         silent,
     )
@@ -207,6 +204,10 @@ class _Printer:
         if self._names:
             line.append_text(self._printer.prefix(log_line.replica))
         return line.append_text(_shown_text(log_line))
+
+
+def _matches(pattern: re.Pattern[str], log_line: LogLine) -> bool:
+    return pattern.search(_shown_text(log_line).plain) is not None
 
 
 def _shown_text(log_line: LogLine) -> Text:

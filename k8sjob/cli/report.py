@@ -19,7 +19,6 @@ from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
-from k8sjob.observe.training import POSITION
 from k8sjob.view.cards import replica_table
 from k8sjob.view.formats import environment, quantity
 from k8sjob.yamldoc import dump
@@ -76,8 +75,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "checkpoint": reached.checkpoint,
         **{
             name: value if isinstance(value, str) else quantity(name, value)
-            for name, value in reached.metrics.items()
-            if name not in POSITION
+            for name, value in reached.last_values.items()
         },
     }
     parts = [

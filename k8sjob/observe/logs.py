@@ -235,7 +235,8 @@ class _End:
         for line in lines:
             self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
             self.stamp = line.timestamp
-            self.lines.extend(_fitting(iter((line,)), fits))
+            if _is_chosen(line, fits):
+                self.lines.append(line)
 
     def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """Those of the lines that come after the last one; from the first on all of them."""
@@ -256,7 +257,11 @@ def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]
 
 
 def _fitting(lines: Iterator[LogLine], fits: Callable[[LogLine], bool] | None) -> Iterator[LogLine]:
-    return (line for line in lines if line.gap or fits(line)) if fits else lines
+    return (line for line in lines if _is_chosen(line, fits))
+
+
+def _is_chosen(line: LogLine, fits: Callable[[LogLine], bool] | None) -> bool:
+    return fits is None or line.gap or fits(line)
 
 
 def in_parallel(function: Callable[[S], T], sources: Sequence[S]) -> list[T]:

@@ -201,6 +201,12 @@ class Training:
         return self.waiting[1] or next(shown, "")
 
     @property
+    def last_values(self) -> dict[str, str | float]:
+        """`metrics` without positions, the loss first: what is cut off is never the loss."""
+        names = sorted(self.metrics, key=lambda name: name != "loss")
+        return {name: self.metrics[name] for name in names if name not in POSITION}
+
+    @property
     def curve(self) -> list[tuple[float, float]]:
         """The curve of the loss; empty without one."""
         return self.curves.get("loss", [])

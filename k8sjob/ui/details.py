@@ -27,7 +27,6 @@ from k8sjob.observe.diagnose import as_data
 from k8sjob.observe.findings import findings, keep_record_of
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_timing
-from k8sjob.observe.training import POSITION
 from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
@@ -112,15 +111,13 @@ class JobNews:
 
     def _training(self) -> dict[str, Any]:
         summary, progress = self._summary, self._summary.progress
-        names = [name for name in summary.metrics if name not in POSITION]
-        names.sort(key=lambda name: name != "loss")  # what is left out is never the loss
         return {
             **asdict(progress),
             "fraction": progress.fraction,
             "waited": progress.waited,
             "starting": summary.starting,
             "counts_epochs": summary.counts_epochs,
-            "metrics": {name: summary.metrics[name] for name in names[:_MOST_METRICS]},
+            "metrics": dict(islice(summary.last_values.items(), _MOST_METRICS)),
             "group": summary.group,
         }
 

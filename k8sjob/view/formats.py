@@ -64,10 +64,19 @@ def number(value: float) -> str:
 
 def quantity(name: str, value: float) -> str:
     """A metric with the unit that its name ends with: `824 MiB` of memory_bytes, `0.21 s`."""
-    if name.endswith("_bytes") and 0 <= value < 2**60:
-        power = min(max(int(value).bit_length() - 1, 0) // 10, 4)
-        return f"{number(value / 2 ** (10 * power))} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+    if name.endswith("_bytes"):
+        amount, unit = in_binary_unit(value)
+        return f"{number(amount)} {unit}"
     return f"{number(value)}{' s' * name.endswith(('step_s', 'wait_s'))}"
+
+
+def in_binary_unit(size: float) -> tuple[float, str]:
+    """Bytes in B, KiB, MiB or GiB, and which of these."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return size, unit
+        size /= 1024
+    return size, "GiB"
 
 
 def values(metrics: Mapping[str, str | float]) -> str:

@@ -17,8 +17,8 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.objects import IMAGE_ORIGIN, Pod, stamp
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import JobStatus, job_status, reporting_replica
-from k8sjob.observe.training import POSITION, Training
+from k8sjob.observe.status import JobStatus, job_state, job_status, reporting_replica
+from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
 from k8sjob.view.formats import duration, position, started, values
@@ -103,19 +103,13 @@ class JobProgress:
     age: float
     ended: bool = False
 
-    @property
-    def metrics(self) -> dict[str, str | float]:
-        """The last loss and the last value of all that was logged."""
-        names = sorted(self.training.metrics, key=lambda name: name != "loss")
-        return {name: self.training.metrics[name] for name in names if name not in POSITION}
-
     def __str__(self) -> str:
         """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old.
 
         Of one that has succeeded the first metrics.
         """
         if self.ended:
-            return values(dict(islice(self.metrics.items(), _SHOWN_METRICS)))
+            return values(dict(islice(self.training.last_values.items(), _SHOWN_METRICS)))
         now, age = self.training, self.age
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
@@ -141,7 +135,7 @@ class JobProgress:
             "eta_s": None if self.ended else _finite(now.eta_s),
             "metrics": {
                 name: metric if isinstance(metric, str) else _finite(metric)
-                for name, metric in self.metrics.items()
+                for name, metric in self.training.last_values.items()
             },
             "restarts": self.training.restarts,
             "time": self.time,
@@ -158,7 +152,7 @@ def progress_of(
     read, is left out.
     """
     states = [JobState.RUNNING, *[JobState.SUCCEEDED] * succeeded]
-    by_state = [(job_status(job[1]).state, job) for job in jobs]
+    by_state = [(job_state(job[1]), job) for job in jobs]
     readable = [job for state in states for job_state, job in by_state if job_state is state]
     progress_by_job = dict[JobRef, JobProgress]()
     if not readable:
@@ -197,7 +191,7 @@ def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     )
     # The clocks of the nodes are nearer to the server's than that of this machine.
     age = snapshot.now.timestamp() - last
-    ended = job_status(snapshot).state is JobState.SUCCEEDED
+    ended = job_state(snapshot) is JobState.SUCCEEDED
     return JobProgress(training, last, age, ended) if last and tells else None
 
 

@@ -16,7 +16,7 @@ def digits():
     data = load_digits()
     images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(data.target)
-    test = torch.arange(len(labels)) % 5 == 0  # the last images alone are harder
+    test = torch.arange(len(labels)) % 5 == 0  # the last images are harder than the others
     return TensorDataset(images[~test], labels[~test]), TensorDataset(images[test], labels[test])
 
 

@@ -263,13 +263,13 @@ def test_one_cursor_and_zoom_for_all_curves_and_their_numbers_as_csv(serve, scre
         " URL.createObjectURL = (blob) => { blob.text().then((text) => { window.csv = text; });"
         " return make(blob); };"
         " document.querySelector('[aria-label^=Download]').click();"
-        f" {module}.then((m) => {{ window.found = [m.smoothed([2, 2, null, 5], 0.5),"
+        f" {module}.then((m) => {{ window.computed = [m.smoothed([2, 2, null, 5], 0.5),"
         " m.tickTexts([708.5, 708.75, 709].map((x) => x * 2 ** 20), 'memory_bytes')]; });"
     )
-    page.wait("return window.csv && window.found")
+    page.wait("return window.csv && window.computed")
     assert page.run("return csv").startswith("name,epoch,step,time,value\n")
     assert '"epoch_loss",12,1200,1970-01-01T00:11:' in page.run("return csv")
-    average, ticks = page.run("return found")
+    average, ticks = page.run("return computed")
     assert average == [2, 2, None, pytest.approx((5 + 2 * 0.5 + 2 * 0.25) / 1.75)]
     assert ticks == ["708.50 MiB", "708.75 MiB", "709.00 MiB"]
 

@@ -65,7 +65,7 @@ const AXES = {
  */
 export function board() {
   const charts = new Map(), shared = { by: "epoch", weight: 0, zoom: null, key: `board-${Math.random()}` };
-  const redraw = () => charts.forEach((one) => one.redraw());
+  const redraw = () => charts.forEach((figure) => figure.redraw());
   const zoom = (range) => { shared.zoom = range; redraw(); };
   const axis = h("select", { ariaLabel: "Horizontal axis", onchange: () => { shared.by = axis.value; zoom(null); } }, Object.keys(AXES).map((name) => h("option", { value: name }, `by ${name}`)));
   const weight = h("output", {}, "0");
@@ -75,19 +75,19 @@ export function board() {
   return {
     controls, figures,
     draw(groups) {
-      const lines = groups.flatMap(([, ofGroup]) => ofGroup);
-      for (const [name, known] of [["time", ({ times }) => times?.xs.length > 1], ["step", ({ steps }) => steps > 0]]) {
+      const all = groups.flatMap(([, lines]) => lines);
+      for (const [name, isKnown] of [["time", ({ times }) => times?.xs.length > 1], ["step", ({ steps }) => steps > 0]]) {
         const option = [...axis.options].find(({ value }) => value === name);
-        option.hidden = option.disabled = !lines.every(known);
+        option.hidden = option.disabled = !all.every(isKnown);
         if (option.disabled && shared.by === name) axis.value = shared.by = "epoch";
       }
-      for (const [title, ofGroup] of groups) {
+      for (const [title, lines] of groups) {
         if (!charts.has(title)) { charts.set(title, chart(title, shared, zoom)); figures.append(charts.get(title).figure); }
-        charts.get(title).draw(ofGroup);
+        charts.get(title).draw(lines);
       }
       controls.hidden = !charts.size;
     },
-    close() { charts.forEach((one) => one.close()); },
+    close() { charts.forEach((figure) => figure.close()); },
   };
 }
 
@@ -131,8 +131,8 @@ function chart(title, shared, zoom) {
     }, [[], ...series.map(() => [])], place);
   }
 
-  function draw(drawnNow) {
-    lines = drawnNow;
+  function draw(newest) {
+    lines = newest;
     const key = JSON.stringify([lines.map(({ name }) => name), logarithmic, wide, shared.by, Boolean(shared.weight), [...hidden]]);
     if (key !== built) { build(); built = key; }
     const tables = lines.flatMap((line) => {

@@ -21,7 +21,7 @@ export function jobList(view, { state }) {
   let loaded = false, stale = new Set(); // jobs of an earlier connection, until this one has sent its whole list
 
   const text = h("input", { type: "search", placeholder: "Filter by name, state, message  ( / )", ariaLabel: "Filter jobs", value: filters.text, oninput: () => { filters.text = text.value; filter(); } });
-  const states = Object.keys(STATES).map((name) => h("button", { type: "button", onclick: () => { filters.state = name; filter(); } }, name));
+  const states = new Map(Object.keys(STATES).map((name) => [name, h("button", { type: "button", onclick: () => { filters.state = name; filter(); } }, name)]));
   const where = h("select", { ariaLabel: "Namespace", onchange: () => { filters.where = where.value; filter(); } }, h("option", { value: "" }, "all places"));
   const compare = h("button", { type: "button", disabled: true, onclick: () => { location.hash = `#/compare/${[...chosen].join(",")}`; } }, "Compare");
   const counted = h("span", { className: "dim", role: "status" });
@@ -34,7 +34,7 @@ export function jobList(view, { state }) {
   const first = h("p", { className: "empty", hidden: true }, "No jobs yet. Start one: ", command, " ", copy);
   view.append(
     h("h1", {}, "Jobs"),
-    h("div", { className: "row filters" }, text, h("div", { className: "row states", role: "group", ariaLabel: "State" }, states), where, compare, counted),
+    h("div", { className: "row filters" }, text, h("div", { className: "row states", role: "group", ariaLabel: "State" }, [...states.values()]), where, compare, counted),
     problems,
     h("table", { className: "jobs", ariaLabel: "Jobs" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, h("span", { className: "hidden" }, "Compare")), headings)),
@@ -73,8 +73,7 @@ export function jobList(view, { state }) {
 
   function filter() {
     const fitting = [...jobs.values()].filter(fits), visible = new Set(fitting.filter(STATES[filters.state]));
-    for (const button of states) {
-      const name = Object.keys(STATES)[states.indexOf(button)];
+    for (const [name, button] of states) {
       button.textContent = `${name} ${fitting.filter(STATES[name]).length}`;
       button.ariaPressed = String(name === filters.state);
     }
@@ -102,8 +101,8 @@ export function jobList(view, { state }) {
       heading.ariaSort = heading.textContent !== filters.column ? "none" : filters.descending ? "descending" : "ascending";
     }
     const by = COLUMNS[filters.column], sign = filters.descending ? -1 : 1;
-    const compared = (a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0);
-    const sorted = [...jobs.values()].sort((a, b) => sign * compared(a, b) || COLUMNS.Age(a) - COLUMNS.Age(b)).map((job) => rows.get(job.key));
+    const ascending = (a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0);
+    const sorted = [...jobs.values()].sort((a, b) => sign * ascending(a, b) || COLUMNS.Age(a) - COLUMNS.Age(b)).map((job) => rows.get(job.key));
     if (sorted.every((element, index) => element === body.children[index])) return; // a moved row loses the focus
     const focused = document.activeElement;
     body.replaceChildren(...sorted);

@@ -15,26 +15,31 @@ const RANK = /^\[?(rank|default)\d+\]?:? ?/; // torchrun's prefix
 const byTime = (a, b) => (a.timestamp < b.timestamp ? -1 : a.timestamp > b.timestamp ? 1 : 0);
 const counted = (count) => `${count.toLocaleString("en")} ${count === 1 ? "line" : "lines"}`;
 
-/** "error", "warning" or "" of each line; all lines of a traceback are errors. */
-function levels(lines) {
-  const inside = new Set(); // replicas
-  return lines.map(({ replica, text }) => {
+/**
+ * The lines, each with its level: "error", "warning" or "".
+ *
+ * @param tracebacks the replicas in whose traceback the lines before these end: all its lines are errors.
+ */
+function levelled(lines, tracebacks) {
+  const level = ({ replica, text }) => {
     const bare = text.replace(RANK, "");
-    if (bare.startsWith("Traceback (most recent call last)")) inside.add(replica);
-    else if (inside.has(replica) && /^\S/.test(bare)) {
-      inside.delete(replica);
+    if (bare.startsWith("Traceback (most recent call last)")) tracebacks.add(replica);
+    else if (tracebacks.has(replica) && /^\S/.test(bare)) {
+      tracebacks.delete(replica);
       return "error";
     }
-    return inside.has(replica) || ERROR.test(bare) ? "error" : WARNING.test(bare) ? "warning" : "";
-  });
+    return tracebacks.has(replica) || ERROR.test(bare) ? "error" : WARNING.test(bare) ? "warning" : "";
+  };
+  return lines.map((line) => ({ ...line, level: level(line) }));
 }
 
 export function logView(key) {
   let lines = [], dropped = 0, pending = 0, answer = null, typed = 0, asking = false, stale = false;
+  const tracebacks = new Set();
   const search = h("input", { type: "search", placeholder: "Search the output", ariaLabel: "Search the output", oninput: () => { clearTimeout(typed); typed = setTimeout(choose, PAUSE_MS); } });
   const replica = h("select", { ariaLabel: "Replica", onchange: choose }, h("option", { value: "" }, "all replicas"));
   const follow = h("input", { type: "checkbox", checked: true, onchange: () => follow.checked && renew() });
-  const said = h("span", { className: "dim", role: "status" });
+  const summary = h("span", { className: "dim", role: "status" });
   const first = h("button", { type: "button", hidden: true, onclick: toError }, "First error");
   const save = h("button", { type: "button", onclick: download }, "Download");
   const pane = h("div", { className: "log", tabIndex: 0, role: "log", ariaLabel: "Output", ariaLive: "off" });
@@ -48,13 +53,13 @@ export function logView(key) {
     top = pane.scrollTop;
   }, { passive: true });
   const section = h("section", {}, h("h2", {}, "Output"),
-    h("div", { className: "row" }, search, replica, h("label", {}, follow, " follow"), first, save, said), pane);
+    h("div", { className: "row" }, search, replica, h("label", {}, follow, " follow"), first, save, summary), pane);
 
   const path = (part) => jobPath(key, `${part}?${new URLSearchParams({ replica: replica.value, search: search.value })}`);
   const fits = (line) => (!replica.value || line.replica === replica.value) && line.text.toLowerCase().includes(search.value.toLowerCase());
   const isNew = (line) => fits(line) && line.timestamp > (answer.ends[line.replica] ?? "");
 
-  function element({ replica: from, text, gap }, level) {
+  function element({ replica: from, text, gap, level }) {
     const words = search.value.toLowerCase(), parts = [];
     let at = 0;
     if (words) {
@@ -71,11 +76,11 @@ export function logView(key) {
 
   function renew() {
     const chosen = answer?.lines ?? lines.filter(fits), from = Math.max(0, chosen.length - SHOWN);
-    const marks = levels(chosen).slice(from);
-    pane.replaceChildren(...chosen.slice(from).map((line, index) => element(line, marks[index])));
+    const shown = chosen.slice(from);
+    pane.replaceChildren(...shown.map(element));
     const total = answer?.total ?? chosen.length + dropped, earlier = total - Math.min(chosen.length, SHOWN);
-    said.textContent = [search.value || earlier ? counted(total) : "", earlier ? `${counted(earlier)} before these ${earlier === 1 ? "is" : "are"} not shown: search, or download` : ""].filter(Boolean).join("; ");
-    first.hidden = !marks.includes("error");
+    summary.textContent = [search.value || earlier ? counted(total) : "", earlier ? `${counted(earlier)} before these ${earlier === 1 ? "is" : "are"} not shown: search, or download` : ""].filter(Boolean).join("; ");
+    first.hidden = !shown.some(({ level }) => level === "error");
     if (follow.checked) pane.scrollTop = pane.scrollHeight;
   }
 
@@ -92,12 +97,12 @@ export function logView(key) {
     if (!search.value && (!replica.value || (!dropped && lines.some(fits)))) answer = null;
     else {
       asking = true;
-      said.textContent = "searching ...";
+      summary.textContent = "Searching…";
       try {
-        const now = await read(path("output"));
-        answer = now;
+        answer = await read(path("output"));
         const more = lines.filter(isNew);
-        Object.assign(answer, { lines: [...now.lines, ...more], total: now.total + more.length });
+        answer.lines = [...levelled(answer.lines, new Set()), ...more];
+        answer.total += more.length;
       } catch (error) {
         answer = null;
         notice(error.message);
@@ -129,8 +134,9 @@ export function logView(key) {
       const chosen = replica.value;
       replica.replaceChildren(h("option", { value: "" }, "all replicas"), ...names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
     },
-    clear() { lines = []; dropped = 0; follow.checked = true; answer ? choose() : renew(); }, // a new connection repeats all lines
-    add(more) {
+    clear() { lines = []; dropped = 0; tracebacks.clear(); follow.checked = true; answer ? choose() : renew(); }, // a new connection repeats all lines
+    add(news) {
+      const more = levelled(news, tracebacks);
       if (answer) {
         const fitting = more.filter(isNew);
         answer.lines = answer.lines.concat(fitting).slice(-KEPT);
