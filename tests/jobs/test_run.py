@@ -159,7 +159,9 @@ def digits(tmp_path_factory):
         home = homes[name]
         shutil.copytree(source, home / "job", dirs_exist_ok=True)
         main = home / "job" / "main.py"
-        main.write_text(re.sub(r"epochs\(\d+\)", f"epochs({EPOCHS})", main.read_text()))
+        text, replaced = re.subn(r"EPOCHS = \d+", f"EPOCHS = {EPOCHS}", main.read_text())
+        assert replaced
+        main.write_text(text)
         spec = JobSpec(
             name="digits",
             image="example/image:1",
