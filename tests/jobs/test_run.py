@@ -147,7 +147,7 @@ def _read_until(stream, word):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Run the digits example with two Workers; `disturb` is called once, in the third epoch.
+    """Run the digits example with one Worker; `disturb` is called once, in the third epoch.
 
     Runs of the same name share a state folder.
     """
@@ -165,7 +165,9 @@ def digits(tmp_path_factory):
         spec = JobSpec(
             name="digits",
             image="example/image:1",
-            replicas={"workers": 2},
+            # The sum of two gradients is the same in any order. That of three is not, and after a
+            # resume DDP sums its first batch in other buckets.
+            replicas={"workers": 1},
             run={"script": "main.py", "env": {"OMP_NUM_THREADS": 1}},
             checkpoint={"dir": "/checkpoints"},
             policy={"termination_grace": 10},
@@ -223,12 +225,12 @@ def processes(state, replica, *, ranks):
 @pytest.mark.parametrize("whom", ["rank", "agent"])
 def test_a_killed_worker_costs_time_and_nothing_else(digits, undisturbed, whom):
     def kill(state):
-        for pid in processes(state, "worker-1", ranks=whom == "rank"):
+        for pid in processes(state, "worker-0", ranks=whom == "rank"):
             os.kill(pid, signal.SIGKILL)
 
     status, events = digits(whom, kill)
     assert status.state is JobState.SUCCEEDED
-    worker = next(replica for replica in status.replicas if replica.name == "worker-1")
+    worker = next(replica for replica in status.replicas if replica.name == "worker-0")
     assert worker.restarts == (whom == "agent")  # an agent restarts its ranks in their container
     kinds = [e.kind for e in events]
     assert kinds.count(EventKind.STARTED) == 2
@@ -238,7 +240,7 @@ def test_a_killed_worker_costs_time_and_nothing_else(digits, undisturbed, whom):
     assert list(expected) == list(range(1, EPOCHS + 1))
     assert expected[EPOCHS]["test_accuracy"] >= 0.9
     for epoch, values in expected.items():
-        assert seen[epoch] == pytest.approx(values, abs=1e-6)
+        assert seen[epoch] == values
 
 
 @pytest.mark.dist
@@ -256,4 +258,4 @@ def test_a_run_after_a_stop_continues_where_it_was(digits, undisturbed):
     assert resumed["epoch"] >= 2
     expected, seen = curve(undisturbed[1]), {**curve(before), **curve(after)}
     assert 1 not in curve(after)
-    assert seen[EPOCHS] == pytest.approx(expected[EPOCHS], abs=1e-6)
+    assert seen[EPOCHS] == expected[EPOCHS]
