@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from k8sjob.backends.api import Backend, JobRef
 from k8sjob.cli.find_job import Place, find, job_argument
-from k8sjob.cli.list import EPOCH, all_jobs, no_jobs
+from k8sjob.cli.list import EPOCH, all_jobs, name_of, no_jobs
 from k8sjob.cli.output import print_status
 from k8sjob.errors import JobNotFound
 from k8sjob.kube.api_resources import is_selector
@@ -54,5 +55,6 @@ def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
         raise JobNotFound(no_jobs("", place, namespace))
     backend, snapshot = max(jobs, key=lambda pair: job_status(pair[1]).created or EPOCH)
     ref = JobRef.of(snapshot.job)
-    print_status(f"the newest job: {ref}")
+    runs = Counter(str(JobRef.of(other.job)) for _, other in jobs)
+    print_status(f"the newest job: {name_of(ref, runs)}")
     return backend, ref

@@ -31,9 +31,9 @@ def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs on this machine and, if one is configured, of the cluster; newest first.
 
     For the newest 32 running jobs it shows epoch, step, loss and ETA, or which phase of the start
-    they are in; if fewer run, the last loss and metrics of jobs that have succeeded. If this
-    machine has several runs of one name, each is listed as local/NAME@RUN. The KIND is shown if
-    there are several.
+    they are in; if fewer run, the last loss and metrics of jobs that have succeeded, of those in a
+    cluster with -o wide, json or yaml. If this machine has several runs of one name, each is listed
+    as local/NAME@RUN. The KIND is shown if there are several.
 
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
@@ -41,14 +41,21 @@ def list_command(labels: str, output: str, place: Place) -> int:
     jobs, failed, asked = all_jobs(labels, place)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
-    newest_first = ((backend, snapshot) for _, snapshot, backend in listed)
-    trains = {} if output == "name" else progress_of(newest_first, succeeded=True)
+    # The output of a job in a cluster is two requests, and one that has ended says nothing new.
+    read = [
+        (backend, snapshot)
+        for status, snapshot, backend in listed
+        if output != "table"
+        or status.ref.namespace == LOCAL
+        or status.state is not JobState.SUCCEEDED
+    ]
+    trains = {} if output == "name" else progress_of(read, succeeded=True)
     tells = any(map(str, trains.values()))
     runs = Counter(str(status.ref) for status, *_ in listed)
     match output:
         case "name":
             for status, *_ in listed:
-                line(_named(status.ref, runs))
+                line(name_of(status.ref, runs))
         case "json" | "yaml":
             pairs = ((snapshot, trains.get(status.ref)) for status, snapshot, _ in listed)
             document([job_document(*pair) for pair in pairs], output)
@@ -61,7 +68,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
             header = ["NAME", *["KIND"] * mixed, "STATE", "REPLICAS", "AGE", "TIME"]
             rows = (
                 [
-                    _named(status.ref, runs),
+                    name_of(status.ref, runs),
                     *[status.ref.kind] * mixed,
                     *_row(status, snapshot, trains.get(status.ref), wide=wide),
                     *[trains.get(status.ref, "")] * tells,
@@ -82,8 +89,10 @@ def all_jobs(
         The jobs, each with its back end; whether the cluster could not be reached; and the
         namespace that was looked in, empty for all of them, or none.
     """
-    local: Backend = local_backend()
-    jobs = [] if place.is_cluster else [(local, snapshot) for snapshot in jobs_here(labels)]
+    jobs: list[tuple[Backend, Snapshot]] = []
+    if not place.is_cluster:
+        local = local_backend()
+        jobs += [(local, snapshot) for snapshot in jobs_here(labels)]
     if not place.asks_cluster:
         return jobs, False, ""
     try:
@@ -118,7 +127,7 @@ def no_jobs(labels: str, place: Place, asked: str) -> str:
     return f"no jobs{fitting} {where}; {hint}create one with {make}"
 
 
-def _named(ref: JobRef, runs: Counter[str]) -> str:
+def name_of(ref: JobRef, runs: Counter[str]) -> str:
     """A job as other commands accept it, even if a name has several runs."""
     return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
 

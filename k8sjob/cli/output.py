@@ -54,19 +54,26 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     Control sequences are taken out: header and cells may come from a cluster.
     """
-    from rich.cells import cell_len  # noqa: PLC0415 - documents are printed without it
-
     cells = [[safe_line(str(cell)) for cell in row] for row in (header, *rows)]
-    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     if sys.stdout.isatty():  # one long name goes over the edge alone, and wraps no other row
         spare = shutil.get_terminal_size().columns - sum(widths) - _COLUMN_GAP * (len(widths) - 1)
-        widths[0] = max(cell_len(cells[0][0]), widths[0] + min(spare, 0))
+        widths[0] = max(_width(cells[0][0]), widths[0] + min(spare, 0))
     for row in cells:
         padded = (
-            cell + " " * (max(width - cell_len(cell), 0) + _COLUMN_GAP)
+            cell + " " * (max(width - _width(cell), 0) + _COLUMN_GAP)
             for cell, width in zip(row, widths, strict=True)
         )
         click.echo("".join(padded).rstrip())
+
+
+def _width(cell: str) -> int:
+    """The columns of a cell; almost all are ASCII, for which nothing needs to be loaded."""
+    if cell.isascii():
+        return len(cell)
+    from rich.cells import cell_len  # noqa: PLC0415 - as above
+
+    return cell_len(cell)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ a type, or None for anything. An apiserver refuses a field of another type.
 from __future__ import annotations
 
 import tomllib
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -108,8 +108,9 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
         every = shape.get(ANY)
         for key, item in value.items():
             expected = shape.get(key, every)
-            # Most values of 10,000 Pods are text, or may be anything, and come no further.
-            if expected is None or (expected is str and type(item) is str):
+            # Most values of 10,000 Pods are text, or may be anything, and come no further; of a
+            # number the bits count.
+            if expected is None or (type(item) is expected and expected is not int):
                 part = item
             else:
                 part = _fit(item, expected, (*path, key), wrong)
@@ -135,7 +136,8 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 
 def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
-        return not isinstance(value, bool) and _is_quantity(value)
+        # A number may be kept as its author wrote it.
+        return not isinstance(value, bool) and _is_quantity(str(getattr(value, "text", value)))
     if shape not in _BITS:
         return isinstance(value, shape)
     return _is_whole(value) and value.bit_length() < _BITS[shape]
@@ -145,9 +147,10 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_quantity(value: Any) -> bool:
+@lru_cache(1024)  # thousands of pods ask for the same
+def _is_quantity(text: str) -> bool:
     try:
-        parse(str(getattr(value, "text", value)))  # a number as its author wrote it
+        parse(text)
     except ValueError:
         return False
     return True

@@ -60,6 +60,10 @@ def test_without_a_name_the_newest_job_of_the_place_is_read(here, there, k8sjob)
         done = k8sjob("status", *options, "-o", "json")
         assert json.loads(done.out)["name"] == name.partition("/")[2]
         assert done.err == f"the newest job: {name}\n"
+    here("mine")
+    newest = k8sjob("list", "--local").out.splitlines()[1].split()[0]
+    assert newest.startswith("local/mine@")
+    assert k8sjob("status").err == f"the newest job: {newest}\n"
     # A script's variable that is empty is no request for the newest.
     assert "'' is not a job's name" in k8sjob("logs", "").err
 

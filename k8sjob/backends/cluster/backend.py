@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
+_MOST_SELECTED: Final = 50
+"""Jobs whose names a selector has, so that its URL stays within 4 KiB."""
 _NOT_SERVED: Final = frozenset({403, 404})
 """Codes of a kind of job that the cluster does not have, or the user may not read."""
 
@@ -70,7 +72,8 @@ class ClusterBackend(Creation):
 
     def __init__(self, transport: Transport) -> None:
         controllers = {ResourcePath.of(job_path(t)).plural: t.controller for t in TARGETS}
-        self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), controllers)
+        self._unexplained = CheckedAnswers(transport, typed_object)
+        self.transport = ExplainedErrors(self._unexplained, controllers)
         self.context, self.namespace = transport.context, transport.namespace
         self._own_namespace: Json | ApiError | None = None
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
@@ -118,8 +121,8 @@ class ClusterBackend(Creation):
         below = self._below(where, jobs, lists)
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
         # A list of Pods is the largest answer of all, and of no use for jobs that have ended.
-        if pods and not all(map(has_ended, jobs)):
-            pods_by_job = self._pods_by_job(where, {job.target.pods.job_label for job in jobs})
+        if pods and (live := [job for job in jobs if not has_ended(job)]):
+            pods_by_job = self._pods_by_job(where, live)
         snapshots = []
         for job in jobs:
             pods_of_job = pods_by_job.get((job.target.pods.job_label, job.namespace, job.name), ())
@@ -141,23 +144,25 @@ class ClusterBackend(Creation):
         jobs: list[Job] = []
         lists: ObjectsByPair = {}
         errors: dict[str, ApiError] = {}
-        ask = partial(list_all, self.transport, query=_query(selector))
-        answers = [start(partial(ask, job_path(target, namespace))) for target in TARGETS]
-        for target, answer in zip(TARGETS, answers, strict=True):
+        # Most clusters lack a kind or two, and nobody reads why: an explanation takes 10 ms.
+        ask = partial(list_all, self._unexplained, query=_query(selector))
+        places = [job_path(target, namespace) for target in TARGETS]
+        answers = [start(partial(ask, where)) for where in places]
+        for target, where, answer in zip(TARGETS, places, answers, strict=True):
             try:
                 listed = answer.result().items
-                lists[job_path(target, namespace), selector] = listed
+                lists[where, selector] = listed
                 jobs += (job for job in map(target.job, listed) if job.is_training)
             except ApiError as error:
                 # One kind alone may be refused or not served: roles of a team often have only the
                 # kind that it uses.
                 if error.code not in _NOT_SERVED:
-                    raise
+                    raise self.transport.explained(error, "GET", where) from error
                 errors[target.name] = error
         refused = errors.get(DEFAULT.name)
         # In a stock Kubeflow its users have the rights of one kind alone, and perhaps no job yet.
         if refused and len(errors) == len(TARGETS):
-            raise refused
+            raise self.transport.explained(refused, "GET", job_path(DEFAULT, namespace))
         return jobs, lists
 
     def _below(self, namespace: str, jobs: list[Job], lists: ObjectsByPair) -> ObjectsByPair:
@@ -176,13 +181,16 @@ class ClusterBackend(Creation):
         return objects
 
     def _pods_by_job(
-        self, namespace: str, labels: set[str]
+        self, namespace: str, jobs: list[Job]
     ) -> dict[tuple[str, str, str], list[Json]]:
         """The readable pods of jobs by the label of their kind, and their job's namespace, name."""
         by_job: dict[tuple[str, str, str], list[Json]] = {}
-        for label in labels:
+        for label in {job.target.pods.job_label for job in jobs}:
+            names = sorted({job.name for job in jobs if job.target.pods.job_label == label})
+            few = len(names) <= _MOST_SELECTED
+            query = {"labelSelector": f"{label} in ({','.join(names)})" if few else label}
             try:
-                pods = list_all(self.transport, path("pods", namespace), {"labelSelector": label})
+                pods = list_all(self.transport, path("pods", namespace), query)
             except ApiError as error:
                 if error.code != 403:
                     raise
@@ -440,10 +448,10 @@ class ClusterBackend(Creation):
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
                 where = job_path(target, ref.namespace, ref.name)
-                answer = without_managed_fields(self.transport.request("GET", where))
+                answer = without_managed_fields(self._unexplained.request("GET", where))
             except ApiError as error:
                 if not is_absent(error) and (ref.kind or error.code not in _NOT_SERVED):
-                    raise
+                    raise self.transport.explained(error, "GET", where) from error
                 errors[target] = error
                 continue
             about = {"apiVersion": target.api_version, "kind": target.kind}
@@ -475,7 +483,8 @@ class ClusterBackend(Creation):
         # In a stock Kubeflow its users have the rights of one other kind alone.
         if refused.code == 403 and any(map(is_absent, errors.values())):
             return self._not_found(ref, f"; you cannot read {DEFAULT.kind}s there")
-        return refused
+        where = job_path(DEFAULT, ref.namespace, ref.name)
+        return self.transport.explained(refused, "GET", where)
 
     def _not_found(self, ref: JobRef, more: str = "") -> JobNotFound:
         return JobNotFound(

@@ -21,6 +21,7 @@ from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
+    from k8sjob.kube.client.errors import ExplainedErrors
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Companion, Job, Target
@@ -37,7 +38,8 @@ SUBMIT_SECONDS: Final = 60.0
 class Creation:
     """The part of ClusterBackend that creates jobs."""
 
-    transport: Transport
+    transport: ExplainedErrors
+    _unexplained: Transport
     namespace: str
 
     def create(self, plan: Plan) -> JobRef:
@@ -91,7 +93,7 @@ class Creation:
             "resourceVersionMatch": "Exact",
         }
         targets = [target for target in TARGETS if target is not created.target]
-        ask = partial(self.transport.request, "GET", query=then)
+        ask = partial(self._unexplained.request, "GET", query=then)
         answers = [start(partial(ask, job_path(target, ref.namespace))) for target in targets]
         for target, answer in zip(targets, answers, strict=True):
             namesakes: list[Json] = []

@@ -76,8 +76,12 @@ class ExplainedErrors:
         try:
             yield
         except ApiError as error:
-            about = ResourcePath.of(path)
-            raise explained(error, method, about, self.context, self._controllers) from error
+            raise self.explained(error, method, path) from error
+
+    def explained(self, error: ApiError, method: str, path: str) -> ApiError:
+        """An error of the transport inside, which this request got, with an explanation."""
+        about = ResourcePath.of(path)
+        return explained(error, method, about, self.context, self._controllers)
 
 
 def explained(
