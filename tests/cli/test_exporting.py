@@ -1,7 +1,5 @@
 """Weights out of checkpoints of both forms, as a user has them on a laptop."""
 
-import pickle
-import re
 import sys
 from pathlib import Path
 
@@ -9,13 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.event_lines import Reporter
-from k8sjob.runtime.checkpoint import format as checkpoint_format
 from k8sjob.runtime.checkpoint.export import export
-from k8sjob.runtime.checkpoint.store import Checkpoints, measure, read_digests, write_digests
+from k8sjob.runtime.checkpoint.store import Checkpoints
 from k8sjob.runtime.checkpoint.writer import Checkpointer
 from k8sjob.runtime.comm.process_group import Group
 
@@ -168,79 +164,3 @@ def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
     assert done.code == 1
     assert done.err.startswith("error: torch is not installed for ")
     assert "pip install 'k8sjob[run]'" in done.err
-
-
-def change_metadata(path, change):
-    """Write a checkpoint's description anew, with digests that agree."""
-    file = path / checkpoint_format.METADATA
-    metadata = pickle.loads(file.read_bytes())
-    change(metadata)
-    file.write_bytes(pickle.dumps(metadata))
-    known = read_digests(path)
-    write_digests(path, {**known, file.name: measure(file)})
-
-
-def tensor_of(metadata):
-    """0.weight, which has the shape (4, 3) and one chunk."""
-    return metadata.state_dict_metadata["model.0.weight"]
-
-
-def chunks_of(*boxes, shape=(4, 3)):
-    """A change: other chunks, (offsets, sizes), each of which some file has."""
-
-    def change(metadata):
-        about, name = tensor_of(metadata), "model.0.weight"
-        place = metadata.storage_data[MetadataIndex(name, about.chunks[0].offsets)]
-        about.size = torch.Size(shape)
-        about.chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
-        for offsets, _ in boxes:
-            metadata.storage_data[MetadataIndex(name, offsets)] = place
-
-    return change
-
-
-def in_no_file(metadata):
-    del metadata.storage_data[MetadataIndex("model.0.weight", [0, 0])]
-
-
-def of_no_type(metadata):
-    tensor_of(metadata).properties.dtype = torch.Size([1])
-
-
-HUGE = 1 << 58
-
-
-@pytest.mark.parametrize(
-    ("change", "detail"),
-    [
-        (chunks_of(((0, 0), (3, 3))), "shape (4, 3), and its 1 chunks hold 9 elements, not 12"),
-        (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "its 2 chunks hold 15 elements, not 12"),
-        (chunks_of(((0, 0), (3, 3)), ((1, 0), (1, 3))), "chunks overlap and leave gaps, as near"),
-        (chunks_of(((0, 0), (2, 3)), ((3, 0), (2, 3))), "a chunk at [3:5, 0:3] outside of it"),
-        (chunks_of(((0,), (4,))), "is not described as torch does it"),
-        (
-            chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)),
-            f"of {HUGE * 12:,} bytes that are in no file",
-        ),
-        (chunks_of(((0, 0), (-4, -3)), shape=(-4, -3)), "has the shape torch.Size([-4, -3])"),
-        (in_no_file, "has a chunk at [0:4, 0:3] of 48 bytes that are in no file"),
-        (of_no_type, "and a Size for a type"),
-    ],
-)
-@pytest.mark.parametrize("folder", ["sharded"], indirect=True)
-def test_a_tensor_that_its_chunks_do_not_make_up_is_refused(folder, tmp_path, change, detail):
-    path = newest(folder)
-    change_metadata(path, change)
-    with pytest.raises(ValueError, match=re.escape(detail)) as caught:
-        take(path, tmp_path / "out.pt")
-    assert "the tensor model.0.weight " in str(caught.value)
-    assert not (tmp_path / "out.pt").exists()
-    done, [warning] = take(folder, tmp_path / "out.pt")
-    assert (done["step"], detail in warning) == (1, True)
-
-
-@pytest.mark.parametrize("folder", ["sharded"], indirect=True)
-def test_chunks_that_make_up_a_tensor_are_taken_however_they_lie(folder, tmp_path):
-    ragged = [((0, 0), (4, 1)), ((0, 1), (1, 2)), ((1, 1), (3, 1)), ((1, 2), (3, 1))]
-    change_metadata(newest(folder), chunks_of(*ragged, ragged[0], ((2, 2), (0, 1))))
-    checkpoint_format.read(newest(folder))

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-import zipfile
 from collections import Counter, OrderedDict
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.event_lines import Reporter
@@ -28,7 +26,6 @@ from k8sjob.runtime.checkpoint.store import (
     check_state,
     measure,
     read_digests,
-    write,
     write_digests,
 )
 from k8sjob.runtime.checkpoint.writer import Checkpointer
@@ -236,9 +233,9 @@ class Evil:
 
 def forge(folder, name, content):
     """Change a file and its digest, as somebody would who means harm."""
-    found = read_digests(folder)
+    digests = read_digests(folder)
     (folder / name).write_bytes(content)
-    write_digests(folder, {**found, name: measure(folder / name)})
+    write_digests(folder, {**digests, name: measure(folder / name)})
 
 
 def saved_by_torch(value):
@@ -258,9 +255,6 @@ def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
 
 
 ODD = {
-    "pipe": os.mkfifo,
-    "endless": lambda path: path.symlink_to("/dev/zero"),
-    "of somebody else": lambda path: path.symlink_to("/etc/passwd"),
     "linked": lambda path: path.symlink_to(path.with_stem("step-00000001")),
     "of another step": lambda path: path.with_stem("step-00000001").rename(path),
 }
@@ -275,30 +269,17 @@ def test_what_is_no_checkpoint_of_its_name_is_skipped(either, odd):
     assert told.startswith(f"warning: checkpoint {either.of(9)} is skipped: ")
 
 
-@pytest.mark.parametrize(
-    "fill", [lambda path: write(path, state(1)), lambda path: write_digests(path.parent, {})]
-)
-def test_a_draft_is_not_written_through_a_link(tmp_path, fill):
-    """Who may write into the folder, too, could put one there between two calls."""
-    precious, draft = tmp_path / "precious", tmp_path / "digests.json"
-    precious.write_text("mine")
-    draft.symlink_to(precious)
-    with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        fill(draft)
-    assert precious.read_text() == "mine"
-
-
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
 def test_where_the_file_system_fails_nothing_starts_from_scratch(either, monkeypatch, number):
     either.save(1, 2)
-    really, failing = os.open, ["step-00000002"]
+    really, failing = io.open, ["step-00000002"]
 
     def fail(path, *args, **kwargs):
         if any(name in str(path) for name in failing):
             raise OSError(number, os.strerror(number), str(path))
         return really(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr(io, "open", fail)
     assert either.newest()["epoch"] == 1
     assert "cannot be read: " in either.skipped[0]
     failing.append("step-00000001")
@@ -328,205 +309,27 @@ def test_what_one_rank_finds_damaged_is_damaged_though_another_cannot_read_it(
     assert problem == "others.pt does not match"
 
 
-FILES = ["__0_0.distcp", ".metadata", "others.pt"]
-
-
-@pytest.mark.parametrize(
-    ("odd", "name"),
-    [
-        *(("without a digest", name) for name in FILES),
-        *((odd, name) for odd in ("pipe", "linked") for name in [*FILES, "digests.json"]),
-    ],
-)
-def test_a_folder_has_files_of_its_own_with_digests(desk, odd, name):
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "others.pt"])
+def test_a_folder_has_files_with_digests(desk, name):
     desk.save(1, 2)
-    file = desk.folder / "step-00000002" / name
-    if odd == "without a digest":
-        digests = read_digests(file.parent)
-        write_digests(file.parent, {other: digests[other] for other in digests if other != name})
-    else:
-        file.unlink()
-        ODD["pipe"](file) if odd == "pipe" else file.symlink_to(f"../step-00000001/{name}")
+    folder = desk.folder / "step-00000002"
+    digests = read_digests(folder)
+    write_digests(folder, {file: digest for file, digest in digests.items() if file != name})
     assert desk.newest()["epoch"] == 1
     assert name in desk.skipped[0]
 
 
-def endless_lists():
-    lists = [0]
-    for _ in range(60):
-        lists = [lists, lists]
-    return lists
-
-
-def deflated(content):
-    out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", 8) as new:
-        for entry in old.infolist():
-            new.writestr(entry.filename, old.read(entry))
-    return out.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (saved_by_torch({"marked": endless_lists()}), "values, and has"),
-        (saved_by_torch({"marked": torch.ones(1).expand(1 << 50)}), "tensor of"),
-        (deflated(saved_by_torch({"marked": torch.zeros(1 << 20)})), "unpacks to more"),
-        (saved_by_torch({"marked": Evil("/")}), "names posix.mkdir"),
-        (saved_by_torch({"marked": Path("/")}), "names pathlib"),
-    ],
-    ids=["lists", "strides", "deflated", "code", "class"],
-)
-@pytest.mark.timeout(60)
-def test_a_small_file_that_would_become_large_is_skipped(either, content, reason):
+@pytest.mark.parametrize("value", [Evil("/"), Path("/")], ids=["code", "class"])
+def test_code_in_a_checkpoint_brings_no_advice_to_run_it(either, value):
     either.save(1, 2)
+    content = saved_by_torch({"marked": value})
     if either.form == "sharded":
         forge(either.of(2), "others.pt", content)
     else:
         either.of(2).write_bytes(content)
     assert either.newest()["epoch"] == 1
-    assert reason in either.skipped[0]
+    assert "it cannot be loaded: " in either.skipped[0]
     assert not re.search("weights.only|torch.serialization|trust", either.skipped[0])
-
-
-def with_pickle(operations, compression=0):
-    """A file of torch.save with other operations as its pickle, and one tensor of 6 floats."""
-    out = io.BytesIO()
-    old = zipfile.ZipFile(io.BytesIO(saved_by_torch(torch.zeros(6))))
-    with zipfile.ZipFile(out, "w", compression) as new:
-        for entry in old.infolist():
-            pickled = entry.filename.endswith("data.pkl")
-            new.writestr(entry.filename, b"\x80\x02" + operations if pickled else old.read(entry))
-    return out.getvalue()
-
-
-def text(value):
-    return b"X" + len(value).to_bytes(4, "little") + value.encode()
-
-
-def endless_tuples(levels=60):
-    """Operations that push a tuple of two of a tuple of two ..., by the memo."""
-    pairs = (b"h%ch%c\x86q%c" % (level, level, level + 1) for level in range(levels))
-    return b")q\x00" + b"".join(pairs)
-
-
-def repeated(elements, name="_rebuild_tensor_v2"):
-    """Operations that push a tensor of many elements that share the memory of one."""
-    number = b"\x8a\x05" + elements.to_bytes(5, "little")
-    storage = (
-        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x06tQ"
-    )
-    parts = storage + b"K\x00" + number + b"\x85K\x00\x85\x89ccollections\nOrderedDict\n)R"
-    return b"ctorch._utils\n%s\n(" % name.encode() + parts + b"tR"
-
-
-ENDLESS = {
-    "key": b"}" + endless_tuples() + b"K\x01s.",
-    "name of a layout": b"ctorch.serialization\n_get_layout\n" + endless_tuples() + b"\x85R.",
-    "deep key": b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
-    "bytes": b"cbuiltins\nbytearray\n\x8a\x06\0\0\0\0\0\x01\x85R.",
-    "encoded bytes": b"c_codecs\nencode\nq\x00"
-    + text("a")
-    + text("latin1")
-    + b"\x86Rq\x01"
-    + b"".join(b"h\x00h%c" % at + text("hex") + b"\x86Rq%c" % (at + 1) for at in range(1, 60))
-    + b".",
-    "list that holds itself": b"}" + text("a") + b"]q\x00h\x00as.",
-    "elements of a sparse tensor": b"ctorch._utils\n_rebuild_sparse_tensor\n("
-    + text("torch.sparse_coo")
-    + b"("
-    + repeated(1 << 36)
-    + b"t"
-    + b"tR.",
-    "one tensor many times": b"}"
-    + text("a")
-    + b"]("
-    + repeated(200)
-    + b"q\x01"
-    + b"h\x01" * 10_000
-    + b"es.",
-}
-
-
-@pytest.mark.parametrize("name", ENDLESS)
-@pytest.mark.timeout(60)
-def test_a_pickle_that_would_never_end_is_skipped(either, name):
-    either.save(1, 2)
-    content = with_pickle(ENDLESS[name])
-    if either.form == "sharded":
-        forge(either.of(2), "others.pt", content)
-    else:
-        either.of(2).write_bytes(content)
-    assert either.newest()["epoch"] == 1
-    [told] = either.skipped
-    assert len(told) < 600
-
-
-@pytest.mark.parametrize(
-    "operations",
-    [
-        b"}" + endless_tuples() + b"K\x01s.",
-        b"cbuiltins\ngetattr\n" + endless_tuples() + b"\x85R.",
-        b"\x96" + (1 << 36).to_bytes(8, "little") + b".",
-        b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
-    ],
-    ids=["key", "arguments", "bytes", "depth"],
-)
-@pytest.mark.timeout(60)
-def test_a_description_that_would_never_end_is_skipped(desk, operations):
-    desk.save(1, 2)
-    forge(desk.of(2), ".metadata", b"\x80\x04" + operations)
-    assert desk.newest()["epoch"] == 1
-    [told] = desk.skipped
-    assert len(told) < 600
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        with_pickle(b"}" + endless_tuples() + b"K\x01s."),
-        with_pickle(repeated(1 << 36) + b"."),
-        deflated(saved_by_torch(torch.zeros(1 << 20))),
-        b"\x80\x02}" + endless_tuples() + b"K\x01s." + saved_by_torch(torch.zeros(6)),
-    ],
-    ids=["key", "strides", "deflated", "a pickle before it"],
-)
-@pytest.mark.timeout(60)
-def test_a_part_that_would_never_end_is_refused(desk, content):
-    desk.save(2)
-    folder = desk.of(2)
-    about = pickle.loads((folder / ".metadata").read_bytes())
-    for place in about.storage_data.values():
-        place.offset, place.length = 0, len(content)
-    forge(folder, "__0_0.distcp", content)
-    forge(folder, ".metadata", pickle.dumps(about))
-    with pytest.raises(ValueError, match=r"a\.weight cannot be loaded: it ") as raised:
-        desk.newest()
-    assert len(str(raised.value)) < 600
-
-
-@pytest.mark.parametrize("name", ["others.pt", "__0_0.distcp"])
-def test_a_file_of_holes_is_skipped(either, name):
-    either.save(1, 2)
-    file = either.of(2) / name if either.form == "sharded" else either.of(2)
-    with file.open("r+b") as stream:
-        stream.truncate(1 << 40)
-    assert either.newest()["epoch"] == 1
-    assert "1,099,511,627,776 bytes, most of them holes" in either.skipped[0]
-
-
-def test_tensors_that_share_the_bytes_of_one_are_refused(desk):
-    desk.save(1, 2)
-    folder = desk.folder / "step-00000002"
-    about = pickle.loads((folder / ".metadata").read_bytes())
-    name, tensor = next(iter(about.state_dict_metadata.items()))
-    for number in range(1000):
-        about.state_dict_metadata[f"{name}.{number}"] = tensor
-        index = MetadataIndex(f"{name}.{number}", tensor.chunks[0].offsets)
-        about.storage_data[index] = about.storage_data[MetadataIndex(name, index.offset)]
-    forge(folder, ".metadata", pickle.dumps(about))
-    assert desk.newest()["epoch"] == 1
-    assert "have more bytes than its files" in desk.skipped[0]
 
 
 def test_code_in_a_file_is_never_run(tmp_path):
@@ -537,19 +340,6 @@ def test_code_in_a_file_is_never_run(tmp_path):
     assert desk.newest()["epoch"] == 1
     assert len(desk.skipped) == 2
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_description_changes_no_class(desk):
-    desk.save(1, 2)
-    change = (
-        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
-        b"N}X\x08\x00\x00\x00__init__ctorch\nSize\ns\x86b."
-    )
-    forge(desk.folder / "step-00000002", ".metadata", change)
-    assert desk.newest()["epoch"] == 1
-    assert "which describes no tensor" in desk.detail.getvalue()
-    desk.save(3)
-    assert desk.newest()["epoch"] == 3
 
 
 class EarlyPython(pickle.Pickler):
@@ -566,13 +356,6 @@ def test_a_description_of_an_early_python_311(desk):
     assert b"getattr" in out.getvalue()
     forge(folder, ".metadata", out.getvalue())
     assert desk.newest()["epoch"] == 2
-    forge(
-        folder,
-        ".metadata",
-        b"\x80\x02cbuiltins\ngetattr\nctorch\nSize\nX\x05\x00\x00\x00count\x86R.",
-    )
-    assert desk.newest()["epoch"] == 1
-    assert "asks for 'count' of" in desk.detail.getvalue()
 
 
 @pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])

@@ -8,23 +8,19 @@ piece by piece as they are needed.
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import re
 import zipfile
 from collections import Counter
 from copy import copy
-from enum import EnumMeta
-from itertools import product
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from k8sjob.runtime.checkpoint import pickles
 from k8sjob.runtime.checkpoint.store import content_of, read_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor
@@ -37,14 +33,7 @@ METADATA: Final = ".metadata"
 OTHERS: Final = "others.pt"
 """Everything but the tensors of model and optimizer, and where each of those belongs."""
 _MARK: Final = "k8sjob/tensor"
-_NAMES: Final = re.compile(
-    r"collections (OrderedDict|Counter)|_codecs encode|torch (Size|[A-Z]\w*Storage|[a-z]\w*)"
-    r"|torch\.storage \w+|torch\.serialization _get_layout"
-    r"|torch\._utils _rebuild_(tensor|qtensor|sparse_tensor|meta_tensor|parameter)\w*"
-)
-"""What torch.save names in a checkpoint, as "module name". Torch would call more: a conversion to
-another type, which copies, and text codecs, of which each doubles what the one before made."""
-
+_DAMAGED: Final = "it is incomplete or damaged"
 _DESCRIPTIONS: Final = {
     "torch.distributed.checkpoint.metadata": (
         "ChunkStorageMetadata",
@@ -73,8 +62,7 @@ class Stored:
 
     def whole(self) -> Tensor:
         """The whole tensor, on the CPU; ValueError if it cannot be read."""
-        # Uninitialized, as fill() overwrites all of it: _problem() has seen that the chunks cover
-        # it.
+        # Uninitialized: its chunks, which fill() reads, cover all of it.
         target = torch.empty(self.shape, dtype=self.dtype)
         self._folder.fill(self._name, target)
         return target
@@ -143,9 +131,16 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 def decode(content: bytes) -> dict[str, Any]:
     """The state in a file's content, on the CPU; ValueError if it is damaged or holds more."""
-    # A checkpoint of one file has no digests: the checksums of its zip archive show what is
-    # damaged.
-    _check_archive(io.BytesIO(content), len(content), checksums=True)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            # A checkpoint of one file has no digests, and torch does not compare the checksums of
+            # its archive.
+            torn = archive.testzip()
+    except Exception as error:
+        # Of a damaged file zipfile may raise any error.
+        raise ValueError(f"{_DAMAGED}: {error!s:.300} ({len(content)} bytes)") from error
+    if torn:
+        raise ValueError(f"{_DAMAGED}: {torn:.300} does not match its checksum")
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -156,51 +151,7 @@ def decode(content: bytes) -> dict[str, Any]:
         raise ValueError(f"it cannot be loaded: {reason.strip():.300}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
-    # Tensors may share one storage; once they are copied, each has memory of its own.
-    if (total := _bytes_of_tensors(state)) > pickles.MOST_SHARED * len(content):
-        raise ValueError(f"its tensors have {total} bytes, and it has {len(content)}")
     return state
-
-
-def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> None:
-    """Refuse what torch.save wrote, of `size` bytes, if it is damaged or becomes far larger."""
-    try:
-        # Anything may precede a zip archive; torch would load it as a pickle.
-        begins = stream.read(4) == b"PK\x03\x04"
-        with zipfile.ZipFile(stream) as archive:
-            entries = archive.infolist()
-            # torch.save compresses nothing, and what is compressed may unpack to any size.
-            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            fits = begins and stored and sum(entry.file_size for entry in entries) <= size
-            torn = archive.testzip() if fits and checksums else None
-        stream.seek(0)
-        # By torch's own reader: of two entries of one name, another one may read the other.
-        reader = torch._C.PyTorchFileReader(stream) if fits else None  # noqa: SLF001 - see above
-        pickled = reader.get_record("data.pkl") if reader else b""
-        stream.seek(0)
-        if fits and not torn:
-            pickles.check(pickled, size, _NAMES)
-    except ValueError:  # with the reason of pickles.check
-        raise
-    except Exception as error:
-        # For a file that somebody wrote zipfile may raise any error.
-        raise ValueError(f"it is incomplete or damaged: {error!s:.300} ({size} bytes)") from error
-    if not fits:
-        raise ValueError(f"it is not of torch.save, or unpacks to more than its {size} bytes")
-    if torn:
-        raise ValueError(f"it is incomplete or damaged: {torn:.300} does not match its checksum")
-
-
-def _bytes_of_tensors(value: Any) -> int:
-    """The memory of all tensors in a nest, each as often as it occurs."""
-    if isinstance(value, dict | list | tuple):
-        values = value.values() if isinstance(value, dict) else value
-        return sum(map(_bytes_of_tensors, values))
-    if not isinstance(value, torch.Tensor):
-        return 0
-    dense = value.layout is torch.strided
-    elements = value.numel() if dense else value._nnz()  # noqa: SLF001 - torch shows it to users
-    return elements * value.itemsize
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -235,30 +186,11 @@ class _Folder:
     """The tensors of one folder, through torch's reader."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
+        # It takes a while, and most resumes of one file need none of it.
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-        # Defined here, since torch.distributed.checkpoint takes a while to import and most resumes
-        # of one file need none of it.
-        class Reader(FileSystemReader):
-            """Torch's reader, which loads each part as a file of torch.save's."""
-
-            def _slice_file(self, file: Any, sinfo: Any) -> Any:
-                part: Any = super()._slice_file(file, sinfo)
-                seek = part.seek
-
-                def from_end(offset: int, whence: int = io.SEEK_SET) -> Any:
-                    # Torch's own counts from the end in the wrong direction.
-                    end = whence == io.SEEK_END
-                    return seek(sinfo.length + offset) if end else seek(offset, whence)
-
-                part.seek = from_end
-                # Next, torch's reader loads this part: weights_only, but without a bound on what it
-                # becomes.
-                _check_archive(part, sinfo.length)
-                return part
-
         self.path, self.metadata = path, metadata
-        self._reader = Reader(path)
+        self._reader = FileSystemReader(path)
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
 
     def fill(self, name: str, target: Tensor) -> None:
@@ -276,24 +208,8 @@ class _Folder:
             raise ValueError(f"{self.path}: {name} cannot be loaded: {reason:.300}") from error
 
 
-# Of pickle in C only find_class() can be replaced; this one shows its operations, too.
-_InPython: Any = pickle._Unpickler  # noqa: SLF001 - its parts can be replaced
-
-
-class _Descriptions(_InPython):  # type: ignore[misc]  # see above
+class _Descriptions(pickle.Unpickler):
     """Makes descriptions of tensors, and nothing else: no other name is ever looked up."""
-
-    dispatch: ClassVar = dict(_InPython.dispatch)
-
-    def _build(self) -> None:
-        """Fill an object; a class or a function stays as it is."""
-        # BUILD would set attributes of a class itself, such as __init__, for the rest of the
-        # process.
-        if callable(self.stack[-2]):
-            raise ValueError(f"{METADATA} changes {self.stack[-2]!r}, which describes no tensor")  # noqa: TRY004 - of a file's content
-        self.load_build()
-
-    dispatch[pickle.BUILD[0]] = _build
 
     def find_class(self, module: str, name: str) -> Any:
         """The class of that name, where it is one that describes."""
@@ -311,135 +227,20 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
 
 def _member(kind: Any, name: Any) -> Any:
     """The member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of getattr."""
-    if not isinstance(kind, EnumMeta):
-        raise ValueError(f"{METADATA} asks for {name!r:.99} of {kind!r:.99}, no description")  # noqa: TRY004 - of a file's content
-    return kind[name]
+    return kind.__members__[name]
 
 
 def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
-    """Torch's description; ValueError unless it is of whole tensors in these files."""
-    from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-
+    """Torch's description; ValueError unless it is of tensors in these files."""
     content = content_of(folder / METADATA)
     try:
-        # No list of names is needed: find_class() of _Descriptions accepts few.
-        pickles.check(content, len(content))
-        metadata = _Descriptions(io.BytesIO(content)).load()
-    except ValueError as error:
-        raise ValueError(f"{METADATA}: {error!s:.300}") from error
+        metadata: Metadata = _Descriptions(io.BytesIO(content)).load()
+        names = {place.relative_path for place in metadata.storage_data.values()}
     except Exception as error:
         # A pickle that somebody wrote may raise whatever it likes.
         raise ValueError(f"{METADATA} cannot be read: {error!r:.300}") from error
-    if not isinstance(metadata, Metadata):
-        raise ValueError(f"{METADATA} holds a {type(metadata).__name__}")  # noqa: TRY004 - see above
-    try:
-        # BUILD may have given these objects attributes of any type, or none: nothing is taken for
-        # granted.
-        described: list[Any] = list(metadata.state_dict_metadata.values())
-        stored = list(metadata.storage_data.values())
-        places: set[Any] = {place.relative_path for place in stored}
-        plain = all(isinstance(text, str) for text in (*places, *metadata.state_dict_metadata))
-        plain &= all(isinstance(about, TensorStorageMetadata) for about in described)
-        # Newer versions of torch can compress parts by extensions, which they name here.
-        plain &= not any(getattr(place, "transform_descriptors", None) for place in stored)
-    except AttributeError as error:
-        raise ValueError(f"{METADATA} describes no tensors: {error}") from error
-    if not plain:
-        raise ValueError(f"{METADATA} describes something that is not a plain tensor")
-    # So no path leads out of the folder either: read_digests() accepts plain file names alone.
-    if odd := places - files.keys():
+    # Only what has a digest was compared; read_digests() accepts plain file names alone, so no path
+    # leads out of the folder.
+    if odd := names - files.keys():
         raise ValueError(f"{METADATA} names {min(odd):.300}, of which there is no digest")
-    sizes = {name: files[name].size for name in places}
-    if wrong := _problem(metadata, sizes, len(content)):
-        raise ValueError(f"{METADATA}: {wrong}")
     return metadata
-
-
-_Box = tuple[tuple[int, int], ...]
-"""(start, stop) in each dimension."""
-
-
-def _problem(metadata: Metadata, sizes: Mapping[str, int], size: int) -> str | None:
-    """The first tensor that the chunks of a description do not make up exactly; None: none.
-
-    Torch's reader trusts the description: what no chunk covers stays uninitialized memory, and a
-    tensor of which there are few bytes is allocated whole. `sizes` are the bytes of the
-    checkpoint's files, by name, and `size` those of the description.
-    """
-    chunks, remaining = 0, sum(sizes.values())
-    for name, about in metadata.state_dict_metadata.items():
-        try:
-            # By the memo of a pickle many tensors may share one list of chunks, and each would be
-            # checked.
-            chunks += len(about.chunks)  # type: ignore[union-attr]  # of tensors, all of them
-            if chunks > size:
-                return f"{chunks} chunks are more than its {size} bytes describe"
-            wrong = _wrong(name, cast("TensorStorageMetadata", about), metadata.storage_data, sizes)
-        except (AttributeError, TypeError, ValueError) as error:
-            wrong = f"is not described as torch does it: {error!s:.300}"
-        if wrong:
-            return f"the tensor {name:.300} {wrong}"
-        # Many tensors may name the same bytes of a file, and would be read into memory one by one.
-        remaining -= about.size.numel() * about.properties.dtype.itemsize  # type: ignore[union-attr]  # see above
-        if remaining < 0:
-            return f"the tensors up to {name:.300} have more bytes than its files"
-    return None
-
-
-def _wrong(
-    name: str, about: TensorStorageMetadata, places: Mapping[Any, Any], sizes: Mapping[str, int]
-) -> str:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    shape: Any = about.size  # of a pickle, so of whatever type
-    dtype = about.properties.dtype
-    # Only the types are named: tuples within tuples would make an endless text.
-    if not isinstance(shape, torch.Size) or not isinstance(dtype, torch.dtype):
-        return f"has a {type(shape).__name__} for a shape, and a {type(dtype).__name__} for a type"
-    # torch makes tensors of more than 64 dimensions, but sum() and others refuse them.
-    if len(shape) > 64 or min(shape, default=0) < 0:
-        return f"has the shape {shape!s:.300}"
-    boxes: set[_Box] = set()
-    for chunk in about.chunks:
-        pairs = zip(chunk.offsets, chunk.sizes, strict=True)
-        box = tuple((start, start + size) for start, size in pairs)
-        if not all(0 <= a <= b <= end for (a, b), end in zip(box, shape, strict=True)):
-            return f"has the shape {tuple(shape)}, and a chunk at {_region(box)} outside of it"
-        # Without elements it is in no file, and covers nothing.
-        if not (elements := math.prod(chunk.sizes)):
-            continue
-        boxes.add(box)
-        place: Any = places.get(MetadataIndex(name, chunk.offsets))
-        needed = elements * dtype.itemsize
-        # A part is a file of torch.save's within the file, so it is longer than its elements.
-        room = min(place.length, sizes[place.relative_path] - place.offset) if place else -1
-        if room < needed or place.offset < 0:
-            return f"has a chunk at {_region(box)} of {needed:,} bytes that are in no file"
-    fault = _uncovered(tuple(shape), boxes) if math.prod(shape) else ""
-    return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
-
-
-def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box]) -> str:
-    """What is wrong with boxes within a shape; empty if they cover it exactly.
-
-    Where the corners that an odd number of boxes have are those of the shape, an odd number of
-    boxes covers each place; and where their volumes are its volume, that number is one. So the time
-    grows with the boxes alone, however they lie.
-    """
-    held = sum(math.prod(stop - start for start, stop in box) for box in boxes)
-    if held != math.prod(shape):
-        return f"its {len(boxes)} chunks hold {held:,} elements, not {math.prod(shape):,}"
-    whole = tuple((0, end) for end in shape)
-    cut = [at for at, ends in enumerate(whole) if any(box[at] != ends for box in boxes)]
-    if len(cut) > 5:  # a mesh has fewer
-        return f"is cut along {len(cut)} dimensions"
-    odd: set[tuple[int, ...]] = set()
-    for box in (whole, *boxes):
-        for corner in product(*(box[at] for at in cut)):
-            odd ^= {corner}
-    return f"its chunks overlap and leave gaps, as near {list(min(odd))}" if odd else ""
-
-
-def _region(box: _Box) -> str:
-    """A box as a Python index."""
-    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"

@@ -15,7 +15,6 @@ from k8sjob.runtime.checkpoint.store import (
     FROM_SCRATCH,
     check_digests,
     content_of,
-    is_folder,
     read_digests,
     remove,
     step_of,
@@ -134,7 +133,7 @@ def _problem(error: OSError | ValueError) -> str:
 
 def _whole(path: Path) -> bytes:
     """A checkpoint, which is whole, as the bytes of one file."""
-    if not is_folder(path):
+    if not path.is_dir():
         content = content_of(path)
         _check_step(path, decode(content))
         return content
@@ -154,7 +153,7 @@ def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
         ValueError: it is not; which of its files, and why.
         OSError: it cannot be read.
     """
-    folder = is_folder(path)
+    folder = path.is_dir()
     if folder:
         digests = read_digests(path)
         check_digests(path, digests, sorted(digests)[part::of])
@@ -164,7 +163,7 @@ def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """The state in a checkpoint; a folder's tensors are read as they are needed (see Stored)."""
-    return sharded.read(path) if is_folder(path) else decode(content_of(path))
+    return sharded.read(path) if path.is_dir() else decode(content_of(path))
 
 
 def _check_step(path: Path, state: dict[str, Any]) -> None:

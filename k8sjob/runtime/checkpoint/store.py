@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import stat
 from collections import Counter, OrderedDict
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -31,8 +30,6 @@ FROM_SCRATCH: Final = (
 )
 """How to ignore the checkpoints that are there."""
 DIGESTS: Final = "digests.json"
-_MOST_OF_BLOCK: Final = 512 * 1000
-"""Bytes that a file may have for each block of 512 that it takes on the disk."""
 _PLAIN: Final = type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device
 
 
@@ -127,11 +124,6 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def is_folder(path: Path) -> bool:
-    """Whether this is a folder, and not a link to one."""
-    return path.is_dir() and not path.is_symlink()
-
-
 def content_of(file: Path) -> bytes:
     """The content of a file of a checkpoint; for errors see opened()."""
     with opened(file) as stream:
@@ -139,47 +131,17 @@ def content_of(file: Path) -> bytes:
 
 
 def opened(file: Path) -> BufferedReader:
-    """A file of a checkpoint, to read.
-
-    Raises:
-        ValueError: it is missing, or consists of holes, or is a link, a pipe or a device; none of
-            these is waited for.
-        OSError: it cannot be read.
-    """
+    """A file of a checkpoint, to read; ValueError if it is missing."""
     try:
-        # O_NONBLOCK: without it, to open a pipe waits for somebody who writes into it.
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return file.open("rb")
     except FileNotFoundError:
         raise ValueError(f"it is incomplete or damaged: {file.name} is missing") from None
-    except OSError as error:
-        # ELOOP: a link, which O_NOFOLLOW refuses. ENXIO: a socket, or a device without a driver.
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        raise ValueError(f"{file.name} is a link or a device") from None
-    stream = os.fdopen(handle, "rb")
-    about, problem = os.fstat(handle), ""
-    if not stat.S_ISREG(about.st_mode):
-        problem = "a pipe or a device, not a file"
-    # Some file systems count no blocks, or compress them; those know of no holes in such files.
-    elif about.st_size > about.st_blocks * _MOST_OF_BLOCK:
-        if os.lseek(handle, 0, os.SEEK_HOLE) < about.st_size:
-            problem = f"{about.st_size:,} bytes, most of them holes"
-        os.lseek(handle, 0, os.SEEK_SET)
-    if problem:
-        stream.close()
-        raise ValueError(f"{file.name} is {problem}")
-    return stream
 
 
 def write(path: Path, state: Any) -> None:
     """Write tensors and plain values into one file, which may not be on the disk yet."""
-    with as_oserror(path), open(path, "wb", opener=_never_linked) as file:
+    with as_oserror(path), path.open("wb") as file:
         torch.save(state, file)
-
-
-def _never_linked(path: str, flags: int) -> int:
-    # Others who may write into the folder could put a link to a file of this user there.
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager
@@ -196,7 +158,7 @@ def as_oserror(path: Path) -> Iterator[None]:
 @contextmanager
 def lasting(file: Path) -> Iterator[IO[bytes]]:
     """A file to write, which is synced to the disk afterwards."""
-    with as_oserror(file), open(file, "wb", opener=_never_linked) as stream:
+    with as_oserror(file), file.open("wb") as stream:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
@@ -204,7 +166,7 @@ def lasting(file: Path) -> Iterator[IO[bytes]]:
 
 def remove(path: Path) -> None:
     """Remove a file, a link or a folder with its content, if it exists."""
-    if is_folder(path):
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
