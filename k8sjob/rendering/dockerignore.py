@@ -21,14 +21,8 @@ from k8sjob.targets.jobs import TARGETS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
-_UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")
-"""The part between two `*` of one name, each item of which fits one character."""
 _IN_CLASS = re.compile(r"\\(.)|([^-])")
-_UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
-"""The names between two `**`, with the `/` after them."""
-_TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
 _OWN: Final = "\n".join(
     (
@@ -142,8 +136,6 @@ def own_patterns(path: Path) -> str | None:
 
 def _regex(pattern: str) -> str:
     """Moby's own translation: `**` goes over folders, `*` and `?` stay in one."""
-    if len(pattern) > _MAX_PATTERN:
-        raise re.error(f"it is longer than {_MAX_PATTERN} characters, as no path is")
     regex, at = "", 0
     while at < len(pattern):
         translated, at = _token(pattern, at)
@@ -154,8 +146,11 @@ def _regex(pattern: str) -> str:
 def _token(pattern: str, at: int) -> tuple[str, int]:
     """The next part of a pattern as a regular expression, and where the part after it begins."""
     character, following = pattern[at], pattern[at + 1 :]
+    if pattern.startswith("**", at):
+        at += 3 if pattern[at + 2 : at + 3] == "/" else 2
+        return "(?:.*/)?" if pattern[at:] else ".*", at
     if character == "*":
-        return (_over_folders if following.startswith("*") else _in_a_name)(pattern, at)
+        return "[^/]*", at + 1
     if character == "[":
         return _class(pattern, at)
     if character == "\\" and following:
@@ -163,29 +158,6 @@ def _token(pattern: str, at: int) -> tuple[str, int]:
     if character == "?":
         return "[^/]", at + 1
     return character if character in "]^-" else re.escape(character), at + 1
-
-
-def _over_folders(pattern: str, at: int) -> tuple[str, int]:
-    """A `**`. Only the last one may have to try more than the first fit, else time explodes."""
-    at += 3 if pattern[at + 2 : at + 3] == "/" else 2
-    following = pattern[at:]
-    if not following:
-        return ".*", at
-    if following.startswith("**"):
-        return "", at  # two in a row mean no more than one
-    if between := _UP_TO_TWO_STARS.match(following):
-        return f"(?>(?:.*?/)??{_regex(between[1])})", at + between.end()
-    if _TWO_STARS.search(following):
-        raise re.error("between two '**' there must be whole names, as in '**/a/**/b'")
-    return "(?:.*/)?", at
-
-
-def _in_a_name(pattern: str, at: int) -> tuple[str, int]:
-    """A `*`. Only the last one of a name may have to try more than the first fit."""
-    between = _UP_TO_A_STAR.match(pattern, at + 1)
-    if between:
-        return f"(?>[^/]*?{_regex(between[0])})", between.end()
-    return "[^/]*", at + 1
 
 
 def _class(pattern: str, at: int) -> tuple[str, int]:

@@ -8,7 +8,6 @@ from registries import free_port
 from serving import Server, trickle
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry import http_client
 from k8sjob.image.registry.blob_content import RemoteContent
 from k8sjob.image.registry.client import Authorizer, RegistryClient, parse_challenges
 from k8sjob.image.registry.http_client import (
@@ -95,12 +94,6 @@ def test_an_answer_that_comes_byte_by_byte(trickling):
     wire = HttpClient(retry=RetryPolicy(answer=0.1))
     with pytest.raises(ImageError, match="responds too slowly"):
         wire.send("GET", trickling(OK + b"Content-Length: 999999\r\n\r\n"))
-
-
-def test_headers_that_come_byte_by_byte(trickling, monkeypatch):
-    monkeypatch.setattr(http_client, "HEADERS_TIMEOUT", 0.1)
-    with pytest.raises(TransportError, match="no response in time"):
-        HttpClient().send("GET", trickling(OK))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ limit, would not retry an answer that breaks off, and has no deadline over all a
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import itertools
 import os
 import random
 import shlex
-import socket
 import ssl
 import threading
 import time
@@ -32,14 +30,13 @@ from k8sjob.environment import home
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from urllib3 import BaseHTTPResponse
 
 MAX_BODY: Final = 8 << 20
 """Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
-HEADERS_TIMEOUT: Final = 300.0
-"""Seconds until the headers of an answer are complete; the read timeout is for each byte."""
 _RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CHUNK: Final = 64 << 10
 _MAX_PAUSE: Final = 60.0
@@ -299,12 +296,7 @@ class HttpClient:
 
 
 class _Checked:
-    """A connection to an address that is checked before anything is sent.
-
-    Its headers must arrive in time, however slowly each byte comes.
-    """
-
-    sock: socket.socket
+    """A connection to an address that is checked before anything is sent."""
 
     def __init__(
         self, *args: Any, check: Callable[[str], None] | None = None, **options: Any
@@ -322,31 +314,6 @@ class _Checked:
             connection.close()
             raise
         return connection
-
-    def getresponse(self) -> urllib3.HTTPResponse:
-        # The read timeout of a socket starts again with each byte, so a server may send headers for
-        # ever.
-        late = threading.Event()
-        timer = threading.Timer(HEADERS_TIMEOUT, self._cut, [late])
-        timer.daemon = True
-        timer.start()
-        try:
-            answer: urllib3.HTTPResponse = super().getresponse()  # type: ignore[misc]  # of the connection
-        except (OSError, http.client.HTTPException):
-            if late.is_set():
-                raise TimeoutError from None
-            raise
-        finally:
-            timer.cancel()
-        if late.is_set():  # http.client takes headers that were cut for whole
-            answer.close()
-            raise TimeoutError
-        return answer
-
-    def _cut(self, late: threading.Event) -> None:
-        late.set()
-        with suppress(OSError, AttributeError):
-            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _HTTP(_Checked, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form

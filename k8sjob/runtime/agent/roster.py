@@ -14,7 +14,6 @@ import json
 import socket
 import socketserver
 import threading
-from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -39,8 +38,6 @@ _DISTANCE: Final = 4096
 """From MASTER_PORT; scripts take the ports next to it for groups that they make."""
 _MAX_CALL: Final = 1 << 18
 _MAX_ANSWER: Final = 1 << 20
-_MAX_CALLS: Final = 128
-"""Newer calls after which one that is not answered yet is ended: a node's takes milliseconds."""
 _MAX_STRANGERS: Final = 16
 """Addresses of which a line says that their calls are not accepted."""
 _REFUSED: Final = 3
@@ -255,14 +252,6 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         # TCPServer listens on one version of IP; _listen replaces its socket by one for both.
         super().__init__(("", 0), _Handler, bind_and_activate=False)
-        self._calls = deque[Any]()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._calls.append(request)
-        if len(self._calls) > _MAX_CALLS:
-            with suppress(OSError):  # nearly all have ended
-                self._calls.popleft().shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
 
 
 class _Handler(socketserver.StreamRequestHandler):
