@@ -414,8 +414,7 @@ def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{_IDS}.{os.urandom(4).hex()}"
     try:
-        with draft.open("x") as file:  # never through a link of somebody else in the folder
-            file.write(json.dumps(ids))
+        draft.write_text(json.dumps(ids))
         draft.replace(folder / _IDS)
     finally:
         draft.unlink(missing_ok=True)

@@ -188,16 +188,6 @@ def test_a_damaged_file_of_ids_begins_a_run(mlflow, train, tmp_path, left):
     assert ids == {"mlflow": "r0"}
 
 
-def test_ids_are_not_written_through_a_link_in_a_shared_folder(mlflow, train, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "precious").write_text("mine")
-    link = tmp_path / "checkpoints" / f".tracking.json.{os.getpid()}"
-    link.symlink_to(tmp_path / "precious")
-    train(1.0)
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert "r0" in (tmp_path / "checkpoints" / "tracking.json").read_text()
-
-
 def test_ids_that_cannot_be_kept_cost_a_warning_and_no_numbers(mlflow, tmp_path):
     (tmp_path / "full").touch()
     warnings = []
