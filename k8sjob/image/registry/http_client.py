@@ -316,11 +316,11 @@ class _Checked:
         return connection
 
 
-class _HTTP(_Checked, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form
+class _HTTP(_Checked, urllib3.connection.HTTPConnection):
     pass
 
 
-class _HTTPS(_Checked, urllib3.connection.HTTPSConnection):  # type: ignore[misc]  # see above
+class _HTTPS(_Checked, urllib3.connection.HTTPSConnection):
     pass
 
 
