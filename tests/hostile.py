@@ -48,8 +48,9 @@ class Recorded(Cluster):
         self.job = _RESOURCES.get(self.kind, "pytorchjobs")
         self.objects = {self.job: [seen["job"]]}
         for part in ("pods", "events"):
-            self.objects[part] = self.objects.get(part, []) + seen[part]
-        for item in seen["related"] if isinstance(seen["related"], list) else ():
+            self.objects[part] = self.objects.get(part, []) + seen.get(part, [])
+        related = seen.get("related", [])
+        for item in related if isinstance(related, list) else ():
             resource = _RESOURCES.get(str(at_path(item, "kind")), "nodes")
             known = self.objects.get(resource, [])
             self.objects[resource] = [*known, item] if isinstance(known, list) else known
@@ -66,6 +67,11 @@ class Recorded(Cluster):
         named = [item for item in every if at_path(item, "metadata", "name") == about.name]
         # The job is what is asked for, whatever it is called.
         return next(iter(named or (every if about.resource == self.job else [])), None)
+
+    def _over_http(self, request):
+        if ResourcePath.of(request.path).subresource == "log":
+            return 200, b"".join(self.stream(request.path))
+        return super()._over_http(request)
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         about = ResourcePath.of(path)

@@ -11,6 +11,8 @@ In README*.md and docs/**/*.md
 - a block under <!-- shows: FILE --> is that file of the repository, or parts of it (`make docs`
   writes it, tests/docs compares it);
 - a Korean page (.ko.md) has the same blocks as the English one; only the English one is run;
+- a ```console block under <!-- recorded: NAME --> is run beside the cluster of
+  tests/observe/recorded/NAME.json;
 - <!-- needs: a cluster --> on the line before a block: it is run where there is one;
 - <!-- not run: REASON --> on the line before a block says why it is only shown.
 """
@@ -22,13 +24,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from clusters import kubeconfig
+from hostile import Recorded
+from observed import RECORDED
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     [*ROOT.glob("README*.md"), *ROOT.glob("CONTRIBUTING.md"), *ROOT.glob("docs/**/*.md")]
 )
 KOREAN = [page for page in PAGES if page.name.endswith(".ko.md")]
 BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>not run|needs|file|shows): (?P<text>[^\n]+?) -->\n)?"
+    r"(?:^<!-- (?P<note>not run|needs|file|shows|recorded): (?P<text>[^\n]+?) -->\n)?"
     r"^```(?P<language>\w+)[^\n]*\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -88,6 +94,10 @@ class Reader:
             return
         if block["note"] == "file":
             (self.folder / block["text"]).write_text(body)
+        elif block["note"] == "recorded":
+            with Recorded(RECORDED[block["text"]]).served() as server:
+                file = kubeconfig(self.folder.parent, server.url)
+                self._console(body, where, KUBECONFIG=str(file))
         elif language == "console":
             self._console(body, where)
         elif language == "yaml" and body.startswith("name:"):
@@ -105,12 +115,12 @@ class Reader:
             text = text.replace(word, stand_in)
         return text
 
-    def _run(self, argv):
+    def _run(self, argv, **env):
         return subprocess.run(
             argv,
             check=False,
             cwd=self.folder,
-            env=self.env,
+            env=self.env | env,
             text=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -118,10 +128,10 @@ class Reader:
             timeout=300,
         )
 
-    def _console(self, body, where):
+    def _console(self, body, where, **env):
         for session in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
             command, _, expected = session.partition("\n")
-            seen = self._run(["bash", "-c", command]).stdout
+            seen = self._run(["bash", "-c", command], **env).stdout
             if expected.strip():
                 # Lines that may come first, as of what a command waits for, may also be none.
                 expected = re.sub(r"\A\.\.\.\n", "...", expected)
