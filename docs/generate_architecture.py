@@ -1,4 +1,4 @@
-"""The drawings of the architecture: writes docs/images/architecture.svg and others."""
+"""The drawings of the pages: writes docs/images/architecture.svg and others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,38 @@ class Drawing(NamedTuple):
 
 DRAWINGS = {
     "architecture": Drawing(
-        "The architecture of k8sjob",
+        "From a script to the causes and curves of its job",
+        (900, 284),
+        {
+            "train.py": (24, 48, 150, 56, "or job.yaml", "file"),
+            "lint, prove": (206, 48, 150, 56, "find mistakes", "code"),
+            "run": (388, 48, 150, 56, "the same job, here", "code"),
+            "submit": (570, 48, 150, 56, "after a dry run", "code"),
+            "registry": (766, 48, 122, 56, "code on the base", "outside"),
+            "PyTorchJob": (570, 200, 150, 56, "or JobSet, TrainJob, Job", "outside"),
+            "Pods": (388, 200, 150, 56, "started by the operator", "outside"),
+            "watch, why, ui": (206, 200, 150, 56, "progress, causes", "code"),
+            "record": (24, 200, 150, 56, "outlives the job", "file"),
+        },
+        [
+            ("train.py", "lint, prove", "right", "left", ""),
+            ("lint, prove", "run", "right", "left", ""),
+            ("run", "submit", "right", "left", ""),
+            ("submit", "registry", "right", "left", "push"),
+            ("submit", "PyTorchJob", "bottom", "top", "create"),
+            ("registry", "PyTorchJob", "bottom", "right", "digest"),
+            ("PyTorchJob", "Pods", "left", "right", ""),
+            ("Pods", "watch, why, ui", "left", "right", ""),
+            ("watch, why, ui", "record", "left", "right", ""),
+        ],
+        [
+            (8, 12, 728, 108, "your machine"),
+            (372, 164, 364, 108, "Kubernetes"),
+            (8, 164, 356, 108, "any machine"),
+        ],
+    ),
+    "packages": Drawing(
+        "The packages of k8sjob",
         (900, 450),
         {
             "job.yaml": (24, 48, 100, 56, "and main.py", "file"),
@@ -124,7 +155,7 @@ HEAD = """<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}'
 <title>{title}</title>
 <defs><marker id='end' viewBox='0 0 8 8' refX='8' refY='4' markerWidth='7' markerHeight='7'
  orient='auto'><path d='M0 0L8 4L0 8z' fill='#475569'/></marker></defs>
-<rect width='{width}' height='{height}' fill='white'/>"""
+<rect width='{width}' height='{height}' rx='10' fill='white'/>"""
 
 
 def drawing(name: str) -> str:

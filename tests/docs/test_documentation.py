@@ -87,6 +87,13 @@ def test_links_lead_somewhere(page):
     assert not broken
 
 
+def test_every_page_is_reached_from_the_overview():
+    overview = ROOT / "docs/README.md"
+    linked = {(overview.parent / target).resolve() for target in LINK.findall(overview.read_text())}
+    english = {page for page in ROOT.glob("docs/*/*.md") if page not in KOREAN}
+    assert english - linked == set()
+
+
 @pytest.mark.parametrize("page", KOREAN, ids=name)
 def test_a_korean_page_shows_what_the_english_one_shows(page):
     english = page.with_name(page.name.replace(".ko.md", ".md"))
