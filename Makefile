@@ -97,6 +97,7 @@ docs-site: $(VENV)/.dev
 release: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/uv build -q
+	$(BIN)/python packaging/krew.py dist/krew "$${K8SJOB_REPOSITORY:-https://host.example/owner/k8sjob}"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python packaging/check.py dist
 
 cluster: $(VENV)/.dev system-packages

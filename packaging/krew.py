@@ -1,7 +1,7 @@
-"""The archive and the manifest of the krew plugin: python packaging/krew.py FOLDER URL.
+"""The archive and the manifest of the krew plugin: python packaging/krew.py FOLDER REPOSITORY.
 
-FOLDER gets kubectl-k8sjob.tar.gz, which is to be published at URL, and k8sjob.yaml, which krew
-reads: kubectl krew install --manifest=k8sjob.yaml.
+FOLDER gets kubectl-k8sjob.tar.gz, a file of the release at REPOSITORY (https://HOST/OWNER/k8sjob),
+and k8sjob.yaml, which krew reads: kubectl krew install --manifest=k8sjob.yaml.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ spec:
 """
 
 
-def write(folder: Path, url: str) -> None:
+def write(folder: Path, repository: str) -> None:
     """Write both files; the same sources give the same bytes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     script = (ROOT / "packaging/kubectl-k8sjob").read_text().replace("VERSION", project["version"])
@@ -51,7 +51,9 @@ def write(folder: Path, url: str) -> None:
         _add(archive, "LICENSE", (ROOT / "LICENSE").read_bytes(), 0o644)
     content = gzip.compress(packed.getvalue(), mtime=0)
     digest = hashlib.sha256(content).hexdigest()
-    manifest = MANIFEST.format(version=project["version"], url=url, digest=digest)
+    version = project["version"]
+    url = f"{repository}/releases/download/v{version}/kubectl-k8sjob.tar.gz"
+    manifest = MANIFEST.format(version=version, url=url, digest=digest)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "kubectl-k8sjob.tar.gz").write_bytes(content)
     (folder / "k8sjob.yaml").write_text(manifest, encoding="utf-8")
@@ -65,5 +67,5 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int) -> None
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or not sys.argv[2].startswith("https://"):
-        sys.exit("usage: python packaging/krew.py FOLDER https://WHERE/kubectl-k8sjob.tar.gz")
+        sys.exit("usage: python packaging/krew.py FOLDER https://HOST/OWNER/k8sjob")
     write(Path(sys.argv[1]), sys.argv[2])

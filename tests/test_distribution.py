@@ -66,7 +66,7 @@ def test_the_action_fails_for_an_error_and_shows_it(action, tmp_path):
 @pytest.fixture
 def plugin(tmp_path):
     """The krew plugin's manifest, and its unpacked files."""
-    url = "https://releases.example/kubectl-k8sjob.tar.gz"
+    url = "https://forge.example/team/k8sjob"
     packed = tmp_path / "krew"
     program = ROOT / "packaging/krew.py"
     subprocess.run([sys.executable, program, packed, url], check=True)
@@ -82,7 +82,8 @@ def test_the_krew_manifest_names_its_archive(plugin):
     (platform,) = manifest["spec"]["platforms"]
     digest = hashlib.sha256((packed / "kubectl-k8sjob.tar.gz").read_bytes()).hexdigest()
     assert platform["sha256"] == digest
-    assert platform["uri"] == "https://releases.example/kubectl-k8sjob.tar.gz"
+    release = "https://forge.example/team/k8sjob/releases/download/v0.1.0"
+    assert platform["uri"] == f"{release}/kubectl-k8sjob.tar.gz"
     assert {file["from"] for file in platform["files"]} == {"kubectl-k8sjob", "LICENSE"}
     assert os.access(script, os.X_OK)
 
