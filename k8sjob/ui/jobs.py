@@ -231,6 +231,9 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
+        entry, progress = self._entries.get(key), self._progress.get(key)
+        if entry and entry.snapshot is snapshot and entry.row["progress"] == progress:
+            return key
         status = job_status(snapshot)
         row = {"key": key, "place": place, **clock(backend, snapshot), **state_document(status)}
         row |= {"kind": status.ref.kind, "counts": dict(status.counts)}

@@ -86,6 +86,7 @@ class LocalBackend:
         self._fresh, self._resume, self._oversubscribe = fresh, resume, oversubscribe
         self._detached = detached
         self._started: dict[str, _Started] = {}
+        self._latest: dict[Path, LatestState] = {}  # of the jobs that were listed, by folder
 
     # --- creating ---------------------------------------------------------------------------------
 
@@ -188,16 +189,26 @@ class LocalBackend:
         return JobRef.of(read_state(find_run(self._store, name)).job)
 
     def jobs(self) -> list[Snapshot]:
-        """All jobs, the newest first; those past their ttl_after_finished are removed."""
+        """All jobs, the newest first; those past their ttl_after_finished are removed.
+
+        A job that has not changed since the last call is the same object.
+        """
+        folders = self._store.folders()
+        # Most jobs have ended, and hundreds of them take half a second to read.
+        before, self._latest = self._latest, {}
         snapshots = []
-        for folder, snapshot in self._states():
-            # The operator deletes such a job; here nobody runs after its end but who lists the
-            # jobs.
-            expired = has_ended(snapshot.job) and is_expired(snapshot.job.raw, datetime.now(UTC))
-            if expired and not folder.supervisor():
-                folder.remove()
-            else:
-                snapshots.append(snapshot)
+        for folder in folders:
+            latest = before.get(folder.path) or LatestState(folder)
+            with suppress(JobNotFound):
+                snapshot = latest.snapshot()
+                # The operator deletes such a job; here nobody runs after its end but who lists the
+                # jobs.
+                expired = is_expired(snapshot.job.raw, datetime.now(UTC))
+                if expired and has_ended(snapshot.job) and not folder.supervisor():
+                    folder.remove()
+                else:
+                    self._latest[folder.path] = latest
+                    snapshots.append(snapshot)
         return snapshots
 
     def snapshot(self, ref: JobRef) -> Snapshot:

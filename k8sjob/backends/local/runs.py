@@ -6,6 +6,7 @@ by a run from the folder that wrote them: two projects may use one name.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from contextlib import suppress
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
+_INFERRED: Final = frozenset({LocalReason.SUPERVISOR_GONE, LocalReason.STATE_DAMAGED})
+"""Reasons of an end that no file says: on a shared disk both may pass."""
 
 _STATE: Final[dict[str, Any]] = {
     "job": object_shape(DEFAULT.kind),
@@ -141,13 +144,14 @@ class LatestState:
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self._version: object = ()
-        self._look_at = 0.0
+        self._look_at = 0.0  # time.monotonic() at which it is read again, changed or not
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
         """The newest state: the same object until it was written again; JobNotFound if it is gone.
 
-        It is also read again now and then, as the death of the supervisor changes no file.
+        Until the supervisor has written the end it is also read again now and then, as the death
+        of the supervisor changes no file.
         """
         version: object = None
         with suppress(OSError):
@@ -161,6 +165,9 @@ class LatestState:
             now = read_state(self._folder)
             # The same object tells watch that nothing has changed.
             self._snapshot = before if now == before else now
+            state, condition = now.job.state()
+            if state.finished and condition.get("reason") not in _INFERRED:
+                self._look_at = math.inf
         return self._snapshot
 
     def is_silent(self, replica: str) -> bool:

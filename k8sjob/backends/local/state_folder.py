@@ -31,6 +31,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -217,6 +218,7 @@ class Store:
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or state_folder()).absolute()
         self._jobs = self.root / "jobs"
+        self._folders: dict[Path, JobFolder] = {}  # as listed last: to make hundreds takes a while
         self._open(make=False)
 
     def make(self) -> None:
@@ -259,14 +261,20 @@ class Store:
         """The folders of all jobs, or of those of one name, the newest first."""
         dated = []
         for path in self._jobs.glob("[!.]*"):
-            folder = JobFolder(path)
+            folder = self._folders.get(path) or JobFolder(path)
             if (name is None and not folder.name) or name not in (None, folder.name):
                 continue
             with suppress(FileNotFoundError):  # removed meanwhile
                 # The folder's own time changes with each state that is written into it.
-                written = folder.launch if folder.launch.exists() else path
-                dated.append((written.stat().st_mtime_ns, path))
-        return [JobFolder(path) for _, path in sorted(dated, reverse=True)]
+                try:
+                    written = folder.launch.stat()
+                except FileNotFoundError:
+                    written = path.stat()
+                dated.append((written.st_mtime_ns, str(path), folder))
+        folders = [folder for *_, folder in sorted(dated, reverse=True, key=itemgetter(0, 1))]
+        if name is None:
+            self._folders = {folder.path: folder for folder in folders}
+        return folders
 
     def checkpoints(self, job: str, identity: str) -> Path:
         """The folder of the checkpoints of a job, and of those that resume it."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from k8sjob.backends.local import LocalBackend, runs
 from k8sjob.backends.local.logfiles import attempts
 from k8sjob.backends.local.runs import (
     LatestState,
@@ -19,10 +20,11 @@ from k8sjob.backends.local.runs import (
     remove_checkpoints,
     resumed_checkpoints,
 )
-from k8sjob.backends.local.state_folder import Store, write_json
+from k8sjob.backends.local.state_folder import Store, read_json, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.lifecycle import fail, set_condition
 
 NEW = "99999999-new"
@@ -250,3 +252,21 @@ def test_the_latest_state_of_a_job_that_is_gone_stays_gone(store, project, ran):
         with pytest.raises(JobNotFound):
             latest.snapshot()
         assert latest.is_silent("master-0")
+
+
+def test_jobs_that_have_not_changed_are_not_read_again(store, project, ran, monkeypatch):
+    ran(project("mine"))
+    ran(project("theirs"), ended="Running")  # without a supervisor: it is lost
+    backend = LocalBackend(store.root)
+    monkeypatch.setattr(runs, "LOOK_SECONDS", 0)
+    lost, ended = backend.jobs()
+    assert backend.jobs()[1] is ended
+    folder, lost_folder = (store.folder("job", snapshot.job.uid) for snapshot in (ended, lost))
+    state = read_json(folder.state)
+    state["job"]["metadata"]["labels"] = {"team": "red"}
+    write_json(folder.state, state)
+    assert backend.jobs()[1].job.labels == {"team": "red"}
+    lost_folder.record_supervisor(os.getpid())  # of another machine, whose disk was away
+    assert [has_ended(snapshot.job) for snapshot in backend.jobs()] == [False, True]
+    folder.remove()
+    assert len(backend.jobs()) == 1
