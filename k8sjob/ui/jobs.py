@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
+from k8sjob.kube.objects import MANAGED_BY
 from k8sjob.observe.status import job_status
-from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import job_of
-from k8sjob.view.json_output import progress_of, state_document
+from k8sjob.view.json_output import state_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,8 +33,6 @@ LOCAL_SECONDS: Final = 1.0
 """Seconds between checks of the jobs on this machine, at least."""
 _PAUSE: Final = 9
 """Times the duration of a check: many jobs take a tenth of a core."""
-PROGRESS_SECONDS: Final = 5.0
-"""Seconds between checks of the progress of running jobs, which read their output."""
 RETRY_SECONDS: Final = 5.0
 """Until a cluster that refused is asked again."""
 CLUSTER: Final = "cluster"
@@ -92,7 +90,6 @@ class Jobs:
         self._unread = {
             name for name, place in ((LOCAL, local), (CLUSTER, cluster)) if place is not None
         }
-        self._progress: dict[str, dict[str, Any]] = {}
         self._versions = count(1)
         self._lock = threading.RLock()
         self._viewers = 0
@@ -103,7 +100,7 @@ class Jobs:
 
     def start(self) -> None:
         """Read the places from now on."""
-        for follow in (self._follow_local, self._follow_cluster, self._follow_progress):
+        for follow in (self._follow_local, self._follow_cluster):
             threading.Thread(target=follow, name=follow.__name__, daemon=True).start()
 
     def close(self) -> None:
@@ -196,28 +193,6 @@ class Jobs:
                 case Kind.RESTORED:
                     self.problems.pop(CLUSTER, None)
 
-    def _follow_progress(self) -> None:
-        while not self.closed.wait(PROGRESS_SECONDS):
-            self._viewed.wait()
-            with self._lock:
-                entries = list(self._entries.values())
-            running = [entry for entry in entries if entry.row["state"] == JobState.RUNNING]
-            running.sort(key=lambda entry: entry.row["created"] or "", reverse=True)
-            progress_by_job = progress_of((entry.backend, entry.snapshot) for entry in running)
-            self._progress = {
-                entry.key: {
-                    "text": str(progress),
-                    "fraction": progress.training.progress.fraction,
-                }
-                for entry in running
-                if (progress := progress_by_job.get(entry.ref))
-            }
-            # Reading took seconds: a job may have changed, or have gone, meanwhile.
-            for entry in running:
-                with self._lock:
-                    if now_there := self._entries.get(entry.key):
-                        self._put(entry.row["place"], entry.backend, now_there.snapshot)
-
     # --- the rows ---------------------------------------------------------------------------------
 
     def _replace(self, place: str, backend: Backend, snapshots: Iterable[Snapshot]) -> None:
@@ -231,13 +206,14 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
-        entry, progress = self._entries.get(key), self._progress.get(key)
-        if entry and entry.snapshot is snapshot and entry.row["progress"] == progress:
+        before = self._entries.get(key)
+        if before and before.snapshot is snapshot:  # of hundreds, few have changed
             return key
         status = job_status(snapshot)
         row = {"key": key, "place": place, **clock(backend, snapshot), **state_document(status)}
         row |= {"kind": status.ref.kind, "counts": dict(status.counts)}
-        row["progress"] = self._progress.get(key) if row["state"] == JobState.RUNNING else None
+        labels = snapshot.job.labels.items()
+        row["labels"] = [f"{name}={value}" for name, value in labels if name != MANAGED_BY]
         with self._lock:
             before = self._entries.get(key)
             same = before is not None and before.row == row

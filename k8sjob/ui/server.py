@@ -42,6 +42,7 @@ from k8sjob.ui.details import (
     part,
     plain,
 )
+from k8sjob.ui.rows import Rows
 from k8sjob.view.follow import batches
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ _BACKLOG: Final = 2048
 _REQUEST_SECONDS: Final = 10.0
 """A connection may take so long for the headers of a request, or have none, until it is closed."""
 _MOST_COMPARED: Final = 10
+_MOST_ROWS: Final = 64
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0
@@ -159,6 +161,7 @@ class Page:
 
     def __init__(self, jobs: Jobs, connect: Connect, *, read_only: bool) -> None:
         self._jobs, self._connect, self._read_only = jobs, connect, read_only
+        self._rows = Rows(jobs)
         self._streams = CapacityLimiter(_STREAMS)
 
     def app(self, token: str) -> ASGIApp:
@@ -173,6 +176,7 @@ class Page:
         routes = [
             Route("/", _index),
             Route("/api/events", self.list_events),
+            Route("/api/rows", self.rows),
             Route("/api/compare", self.compare),
             Route("/api/jobs/{key}/events", self.job_events),
             Route("/api/jobs/{key}/output", self.output),
@@ -191,6 +195,11 @@ class Page:
     async def list_events(self, _request: Request) -> Response:
         """The list, and what changes about it, as server-sent events."""
         return self._stream(self._list())
+
+    async def rows(self, request: Request) -> Response:
+        """What rows of the list say beyond the jobs' objects."""
+        keys = request.query_params.getlist("job")[:_MOST_ROWS]
+        return await _answer(lambda: plain(self._rows.of(keys)))
 
     async def job_events(self, request: Request) -> Response:
         """Everything that happens to a job, as server-sent events."""

@@ -177,7 +177,8 @@ def jobs():
 def test_by_keyboard_from_the_list_to_a_deletion(serve, screen, jobs):
     page = screen()
     page.open(serve(jobs))
-    page.see("3 jobs", "digits", "broken", "the limit of restarts is reached", "live")
+    page.see("3 jobs", "digits", f"master-0: exit code 1: ValueError: {MARKUP}", "live")
+    assert page.run("return document.querySelectorAll('img, main script').length") == 0
     assert TOKEN not in page.run("return location.href")
     page.press("/", *"brok")
     page.see("1 of 3 jobs", absent=("digits",))
@@ -199,6 +200,24 @@ def test_by_keyboard_from_the_list_to_a_deletion(serve, screen, jobs):
     assert jobs.asked == [("delete", "broken")]
     page.press("/", *["BACKSPACE"] * 4)
     page.see("2 jobs", absent=("brok",))
+
+
+def test_labels_filter_ages_group_and_a_phone_can_sort(serve, screen, jobs):
+    jobs.there["before"] = job("before", minutes=60 * 24 * 30)
+    page = screen(400)
+    page.open(serve(jobs))
+    page.see("4 jobs", "Older\nbefore", "epoch 12/20  step 100/100")
+    line = "return document.querySelector('[data-key$=digits] polyline').getAttribute('points')"
+    assert page.run(line).startswith("0.0,0.0 ")
+    page.tab_to("Sort by")
+    page.press("HOME")  # Name
+    page.see("4 jobs", absent=("Older",))
+    names = "return [...document.querySelectorAll('.jobs td a')].map((link) => link.innerText)"
+    assert page.run(names) == ["before", "broken", "digits", "other"]
+    assert page.overflow() <= 0
+    page.tab_to("team=red")
+    page.press("ENTER")
+    page.see("1 of 4 jobs", absent=("digits",))
 
 
 def test_the_output_is_searched_and_never_markup(serve, screen, jobs):

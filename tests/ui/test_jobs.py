@@ -15,6 +15,7 @@ from k8sjob.observe import training
 from k8sjob.ui import jobs as module
 from k8sjob.ui.details import JobNews
 from k8sjob.ui.jobs import Jobs
+from k8sjob.ui.rows import Rows
 
 
 class Cluster(JobsInMemory):
@@ -52,7 +53,6 @@ def cluster():
 def listed(cluster, monkeypatch):
     """`listed()` is what a reader has seen by now; with an argument it waits until that holds."""
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
-    monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.02)
     jobs = Jobs(None, cluster)
     jobs.start()
     seen, names, state = {}, set(), {}
@@ -107,20 +107,16 @@ def test_after_a_refusal_the_list_is_read_again(cluster, listed):
 
 
 def test_a_job_that_has_ended_has_no_time_left(cluster, listed):
-    cluster.write("one", Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "eta_s": 60.0}, 1.0))
+    report = {"epoch": 0, "step": 1, "loss": 0.5, "eta_s": 60.0}
+    cluster.write("one", Event(EventKind.PROGRESS, report, time.time() + 3600))
     cluster.put(Kind.ADDED, "one")
     cluster.put(Kind.SYNCED)
-    row = {}
-
-    def progress(_names, state):
-        row.update(*state["jobs"])
-        return row.get("progress")
-
-    with listed.jobs.viewed():
-        listed(progress)
-        cluster.changes.put(CollectionChange(Kind.MODIFIED, job("one", "Succeeded"), why=""))
-        listed(lambda *now: not progress(*now))
-        assert row["state"] == "Succeeded"
+    listed(lambda names, _: names == {"one"})
+    rows, key = Rows(listed.jobs), "cluster:uid-one"
+    assert rows.of([key])[key]["progress"]["text"] == "epoch 1  step 1  loss 0.5  ETA 1:00"
+    cluster.changes.put(CollectionChange(Kind.MODIFIED, job("one", "Succeeded"), why=""))
+    listed(lambda _, state: state["jobs"])
+    assert rows.of([key])[key]["progress"] == {"text": "loss 0.5", "fraction": None}
 
 
 def test_a_reader_is_sent_the_points_of_a_curve_that_changed(monkeypatch):

@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from inmemory import JobsInMemory
+from trainings import pod
 from ui.conftest import TOKEN, job
 
 from k8sjob.backends.record import RecordBackend, write_record
@@ -18,6 +19,9 @@ from k8sjob.ui.details import MOST_LINES
 
 KEY = "local:uid-digits"
 GONE = "local:uid-gone"
+_ENDED = {"exitCode": 1, "reason": "Error", "message": "ValueError: <b>empty</b>\x1b[2J"}
+_CONTAINERS = [{"name": "pytorch", "state": {"terminated": _ENDED}}]
+FAILED = pod("master-0", 0) | {"status": {"phase": "Failed", "containerStatuses": _CONTAINERS}}
 
 
 def rows(events):
@@ -144,7 +148,7 @@ def test_of_connections_that_ask_nothing_the_oldest_are_closed(serve, digits):
         assert all(is_closed(connection) for connection in idle[:170])
         idle[-1].sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
         assert idle[-1].recv(15) == b"HTTP/1.1 200 OK"
-        digits.write("digits", Event(EventKind.PROGRESS, {"epoch": 0, "step": 2, "steps": 2}, 5.0))
+        digits.there["digits"] = job("digits", "Failed")
         assert next(list_of_jobs)
 
 
@@ -260,14 +264,32 @@ def test_a_place_that_cannot_be_read_is_named_until_it_can(serve, digits, monkey
             pass
 
 
-def test_the_progress_of_running_jobs_is_in_the_list(serve, digits, monkeypatch):
-    monkeypatch.setattr("k8sjob.ui.jobs.PROGRESS_SECONDS", 0.05)
+def test_a_row_has_the_progress_and_the_curve_until_its_job_fails_and_then_why(serve, digits):
     client = serve(digits)
     with client.stream("/api/events") as events:
-        for shown, _ in rows(events):
-            if now := shown["digits"]["progress"]:
-                break
-    assert now["text"].startswith("epoch 1")
+        first_list(client)
+        running = client.ask(f"/api/rows?job={KEY}&job={GONE}")[2]
+        digits.there["digits"] = job("digits", "Failed", "1 Master replica(s) failed")
+        digits.write("digits", "x\x1b[2J\nmore")
+        digits.pods["digits"] = [FAILED]
+        while next(rows(events))[0]["digits"]["state"] == "Running":
+            pass
+        failed = client.ask(f"/api/rows?job={KEY}")[2][KEY]
+    assert running[KEY].pop("progress")["text"].startswith("epoch 1  step 2/2  loss 1  (")
+    curve = [[0.5, 2.0], [1.0, 1.0]]
+    assert running == {KEY: {"state": "Running", "why": "", "curve": curve}}
+    assert failed["why"] == "master-0: exit code 1: ValueError: <b>empty</b>"
+    assert failed["progress"]["text"] == "loss 1  test_accuracy 0.5  note x"
+    assert failed["curve"] == curve
+
+
+def test_many_pages_read_a_row_once(serve, digits, monkeypatch):
+    reads, logs = [], digits.logs
+    monkeypatch.setattr(digits, "logs", lambda *a, **more: reads.append(a) or logs(*a, **more))
+    client = serve(digits)
+    first_list(client)
+    assert [client.ask(f"/api/rows?job={KEY}")[0] for _ in range(4)] == [200] * 4
+    assert len(reads) == 1
 
 
 # --- one job --------------------------------------------------------------------------------------
