@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter
 from k8sjob.backends.local.mounts import with_mounts
-from k8sjob.backends.local.state_folder import kill_if, open_file, stat_fields
+from k8sjob.backends.local.state_folder import kill_if, stat_fields
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -108,7 +107,9 @@ class LocalContainer:
         # The supervisor reads it, which serves all replicas and must never wait for one.
         os.set_blocking(self.output, False)
         try:
-            _replace_by_empty_file(self._termination_log)
+            self._termination_log.unlink(missing_ok=True)
+            with suppress(OSError):  # the disk is full; the agent makes the file where it can
+                self._termination_log.touch()
             self._process = subprocess.Popen(
                 with_mounts(launch.mounts, launch.argv),
                 cwd=launch.cwd,
@@ -222,18 +223,9 @@ class LocalContainer:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def _replace_by_empty_file(path: Path) -> None:
-    """Make an empty file, whatever the job has put there: a symlink, a FIFO, a folder."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    with suppress(OSError):  # the disk is full; the agent makes the file where it can
-        path.touch(exist_ok=False)
-
-
 def _termination_message(path: Path) -> str:
-    """The beginning of a termination log; empty if the job has replaced the file."""
-    with suppress(OSError), open_file(path) as file:
+    """The beginning of a termination log; empty if the job has removed the file."""
+    with suppress(OSError), path.open("rb") as file:
         return file.read(MAX_TERMINATION_BYTES).decode(errors="replace")
     return ""
 

@@ -17,7 +17,7 @@ from io import FileIO
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.backends.local.state_folder import open_file, paths_in
+from k8sjob.backends.local.state_folder import paths_in
 from k8sjob.contract import counted
 from k8sjob.kube.client.transport import PartialLine
 
@@ -254,7 +254,7 @@ class _Reader:
             if self._file is None and self._number >= 0:
                 with suppress(OSError):
                     first = self._folder / f"{self.attempt}.log"
-                    self._file = open_file(_file_of(first, self._number))
+                    self._file = _file_of(first, self._number).open("rb")
                     size = os.fstat(self._file.fileno()).st_size
                     self.size = self.size or size  # of the first file
                     self._file.seek(max(size - self._last, 0) if self._last else 0)

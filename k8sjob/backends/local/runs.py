@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, Snapshot
-from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
+from k8sjob.backends.local.state_folder import paths_in, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.findings import field_path
 from k8sjob.kube.objects import Object, Pod, at_path, stamp
 from k8sjob.targets.api import LocalReason
-from k8sjob.targets.field_types import fit
 from k8sjob.targets.jobs import DEFAULT, has_ended, job_of
 from k8sjob.targets.lifecycle import fail
-from k8sjob.targets.object_types import object_shape
 
 if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import JobFolder, Store
@@ -34,13 +31,6 @@ LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
 _INFERRED: Final = frozenset({LocalReason.SUPERVISOR_GONE, LocalReason.STATE_DAMAGED})
 """Reasons of an end that no file says: on a shared disk both may pass."""
-
-_STATE: Final[dict[str, Any]] = {
-    "job": object_shape(DEFAULT.kind),
-    "pods": [object_shape("Pod")],
-    "events": [object_shape("Event")],
-}
-"""The shape of state.json (see fit); a field of another type would end `list` for all jobs."""
 
 # --- the state of a run ---------------------------------------------------------------------------
 
@@ -54,9 +44,9 @@ def read_state(folder: JobFolder) -> Snapshot:
         JobNotFound: there is no such job.
     """
     try:
-        state = _read_valid_state(folder)
+        state = _read_own_state(folder)
         if not (has_ended(job_of(state["job"])) or folder.supervisor()):
-            state = _read_valid_state(folder)  # it may have ended in between
+            state = _read_own_state(folder)  # it may have ended in between
             if not has_ended(job_of(state["job"])):
                 state = _mark_lost(state, folder)
     except (BackendError, FileNotFoundError) as error:
@@ -68,16 +58,14 @@ def read_state(folder: JobFolder) -> Snapshot:
     return Snapshot(job_of(state["job"]), tuple(state["pods"]), tuple(state["events"]))
 
 
-def _read_valid_state(folder: JobFolder) -> Json:
-    """The state without nulls; BackendError if it is damaged, or not the state of this job."""
-    state, wrong = fit(read_json(folder.state), _STATE)
-    name, uid = (at_path(state, "job", "metadata", key) for key in ("name", "uid"))
+def _read_own_state(folder: JobFolder) -> Json:
+    """The state; BackendError if it is damaged, or not the state of this job."""
+    state = read_json(folder.state)
+    job = Object(at_path(state, "job") or {})
     # A folder that was copied or renamed by hand has another job's state.
-    whole = state.keys() == _STATE.keys() and name == folder.name
-    if whole and not wrong and uid and uid.startswith(folder.run):
+    if job.name == folder.name and job.uid.startswith(folder.run):
         return state
-    error = f"{field_path(wrong[0].path)} is not {wrong[0].expected}" if wrong else ""
-    raise BackendError(f"{folder.state} is damaged: {error or 'it is not the state of this job'}")
+    raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
@@ -132,8 +120,8 @@ def _last_written(folder: JobFolder) -> datetime:
 
 def _last_line(folder: JobFolder) -> str:
     """The last line of the supervisor's log, where it failed by itself."""
-    with suppress(OSError), open_file(folder.log) as log:
-        lines = log.read().decode(errors="replace").strip().splitlines()
+    with suppress(OSError):
+        lines = folder.log.read_text(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
     return ""
 
@@ -197,8 +185,7 @@ def source_of(folder: JobFolder) -> str:
 
 def identity_of(folder: JobFolder) -> str:
     """The name of a run's checkpoints in checkpoints/NAME/; empty if that is not known."""
-    name = str(launch_of(folder).get("checkpoints", ""))
-    return "" if "/" in name or name.startswith(".") else name  # what is deleted is below
+    return str(launch_of(folder).get("checkpoints", ""))
 
 
 def checkpoints_of(folder: JobFolder) -> Path | None:

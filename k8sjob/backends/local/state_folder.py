@@ -25,7 +25,6 @@ import os
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -33,7 +32,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.environment import STATE, state_folder
 from k8sjob.errors import BackendError
@@ -98,13 +97,13 @@ class JobFolder:
         """The process that is responsible for the job; None when it has ended, or is not known.
 
         Also None for one of another machine that has not shown for long that it runs: the machine
-        may have ended, or have had another name. So it is with a damaged file.
+        may have ended, or have had another name.
         """
         try:
             keeper = Identity(**read_json(self._keeper))
         except FileNotFoundError:
             return None
-        except (BackendError, TypeError):  # damaged, or its file server is away for a moment
+        except BackendError:  # its file server is away for a moment
             keeper = _UNKNOWN
         recent = True  # also where the file server is away
         with suppress(OSError):
@@ -117,9 +116,7 @@ class JobFolder:
 
     def show_alive(self) -> None:
         """Show other machines that the supervisor runs; for the supervisor."""
-        with suppress(OSError, BackendError):
-            if self.supervisor() in {None, _UNKNOWN}:
-                self.record_supervisor(os.getpid())
+        with suppress(OSError):
             os.utime(self._keeper)
 
     def make(self) -> None:
@@ -182,8 +179,7 @@ class JobFolder:
         digests = {}
         for path, stays in self._copies("replicas/master-0/work"):
             if stays and not path.is_symlink():
-                with open_file(path) as file:
-                    digest = hashlib.sha256(file.read()).hexdigest()
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 digests[str(path.relative_to(self.work))] = digest
         return digests
 
@@ -336,18 +332,6 @@ def files_in(folders: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
                     yield path.lstat(), path
 
 
-def open_file(path: Path) -> BinaryIO:
-    """A file of a job's folder, to be read; OSError where the job has put something else there.
-
-    A FIFO or a device has no end, and a symlink could show any file.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(file, "rb")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -356,8 +340,7 @@ def read_json(path: Path) -> dict[str, Any]:
         BackendError: it cannot be read, or is no JSON object.
     """
     try:
-        with open_file(path) as file:
-            body = json.loads(file.read())
+        body = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:

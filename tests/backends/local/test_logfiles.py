@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -52,14 +51,6 @@ def test_rows_that_a_loss_of_power_left_are_passed_over(tmp_path):
     damaged = [b"\0" * 100 + b"\n", b"\n", before[:20] + b"\n", b"\xff \xff F x\n"]
     (tmp_path / "0.log").write_bytes(before + b"".join(damaged) + after)
     assert [line.text for line in read(tmp_path, "r", 0)] == ["before", "after"]
-
-
-@pytest.mark.parametrize("made", [os.mkfifo, lambda log: log.symlink_to("/dev/zero")])
-def test_a_log_that_the_job_replaced_has_no_lines(tmp_path, made):
-    made(tmp_path / "0.log")
-    assert list(read(tmp_path, "master-0", 0)) == []
-    lines = follow_lines(tmp_path, "master-0", ended=lambda: True, stopped=lambda: False)
-    assert list(lines) == []
 
 
 def test_lines_of_code_are_those_of_the_users_own_files(tmp_path):

@@ -4,7 +4,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -187,25 +186,6 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
     monkeypatch.setattr(k8sjob.backends.local.state_folder, "write_json", full)
     folder.ask("delete")
     assert folder.asked() == {"delete": {}}
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{", "", "[]", "{}", '{"pid": "x"}', '{"pid": null, "started": ""}', "[" * 9999, "\0" * 99],
-)
-def test_a_damaged_keeper_counts_while_it_gives_signs_and_mends_its_file(store, text):
-    folder = make(store, "a", "1")
-    assert folder.supervisor() is None
-    folder.record_supervisor(os.getpid())
-    assert folder.supervisor().pid == os.getpid()
-    keeper = folder.path / "keeper.json"
-    keeper.write_text(text)
-    assert folder.supervisor()
-    assert not folder.supervisor().kill()
-    os.utime(keeper, (0, time.time() - 601))
-    assert folder.supervisor() is None
-    folder.show_alive()
-    assert folder.supervisor().pid == os.getpid()
 
 
 def test_the_lock_is_for_one_at_a_time(store):
