@@ -165,7 +165,10 @@ def test_an_answer_without_the_key_changes_nothing(nodes, answer, capfd):
             self.rfile.readline()
             self.wfile.write(answer)
 
-    with socketserver.ThreadingTCPServer(("", _port(nodes[0])), Stranger) as server:
+    class StrangersServer(socketserver.ThreadingTCPServer):
+        allow_reuse_address = True  # connections of the test before may still be in TIME_WAIT
+
+    with StrangersServer(("", _port(nodes[0])), Stranger) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         with roster(nodes[1]) as second:
             lines = []
