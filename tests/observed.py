@@ -221,6 +221,19 @@ class Script:
         yield from wanted
 
 
+def of_recorded(job, lines=()):
+    """A back end of a recorded job, with these lines before those that it has."""
+    stamp = "2026-01-01T00:05:00.000000000Z"
+    recorded_lines = [
+        LogLine(replica, 0, stamp, text)
+        for replica, texts in job.get("logs", {}).items()
+        for text in texts
+    ]
+    moment = datetime.fromisoformat(job["now"])
+    related = job.get("related", ())
+    return Script([snapshot_of(job, moment)], [*lines, *recorded_lines], related=related)
+
+
 def _places(value, path=()):
     """The path of every key and item."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):

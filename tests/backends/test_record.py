@@ -7,11 +7,10 @@ import os
 import re
 import zipfile
 from dataclasses import replace
-from datetime import datetime
 from unittest.mock import Mock
 
 import pytest
-from observed import RECORDED, snapshot_of
+from observed import RECORDED, Script, of_recorded
 
 from k8sjob.backends import record as record_module
 from k8sjob.backends import record_storage
@@ -28,28 +27,6 @@ from k8sjob.targets.jobs import job_of, replica_names
 STAMP = "2026-01-01T00:05:00.000000000Z"
 
 
-class Seen:
-    """A back end that shows one job."""
-
-    def __init__(self, seen, lines=()):
-        at = datetime.fromisoformat(seen["now"])
-        self.shown = snapshot_of(seen, at)
-        self.found, self.output, self.lines = seen.get("related", []), seen.get("logs", {}), lines
-
-    def snapshot(self, _ref):
-        return self.shown
-
-    def related(self, _snapshot):
-        return self.found
-
-    def logs(self, _ref, replica, **_options):
-        if replica == "lost":
-            raise BackendError("no")
-        yield from (line for line in self.lines if line.replica == replica)
-        for line in self.output.get(replica, ()):
-            yield LogLine(replica, 0, STAMP, line)
-
-
 def recorded(name="crash"):
     return copy.deepcopy(RECORDED[name])
 
@@ -57,7 +34,7 @@ def recorded(name="crash"):
 def written(seen, path, lines=()):
     unread = []
     with path.open("wb") as out:
-        write_record(Seen(seen, lines), None, out, lambda *what: unread.append(what))
+        write_record(of_recorded(seen, lines), None, out, lambda *what: unread.append(what))
     assert not unread
     return RecordBackend(path)
 
@@ -74,11 +51,12 @@ def messages(backend):
 @pytest.mark.parametrize("name", [name for name in RECORDED if "word" not in RECORDED[name]])
 def test_the_causes_are_those_of_the_job(name, tmp_path):
     seen = recorded(name)
-    record, job = written(seen, tmp_path / "job.k8sjob"), Seen(seen)
+    record, job = written(seen, tmp_path / "job.k8sjob"), of_recorded(seen)
     found = why(record)
     assert found
     assert messages(record) == messages(job)
-    job.shown = replace(job.shown, record=record.snapshot(None).record)
+    (snapshot,) = job.snapshots
+    job.snapshots = [replace(snapshot, record=record.snapshot(None).record)]
     assert found == why(job)
 
 
@@ -112,8 +90,10 @@ def test_the_end_of_a_job_is_followed_and_nothing_else(tmp_path):
 def test_output_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("k8sjob.backends.record.replica_names", lambda _job: ["lost", "master-0"])
     unread = []
+    cluster = of_recorded(recorded())
+    cluster.errors["lost"] = BackendError("no")
     with (tmp_path / "a.k8sjob").open("wb") as out:
-        write_record(Seen(recorded()), None, out, lambda *one: unread.append(one))
+        write_record(cluster, None, out, lambda *failure: unread.append(failure))
     assert unread == [("lost", "no")]
     assert list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
 
@@ -133,7 +113,7 @@ def test_both_ends_of_much_output_are_kept(tmp_path, monkeypatch, brief, length)
     lines = [LogLine("master-0", 0, STAMP, text) for text in [*texts, *TRACEBACK]]
     file = tmp_path / "job.k8sjob"
     with file.open("wb") as out:
-        job = Seen({**recorded(), "logs": {}}, lines)
+        job = of_recorded({**recorded(), "logs": {}}, lines)
         write_record(job, None, out, lambda *_: None, brief=brief)
     kept = list(RecordBackend(file).logs(None, "master-0"))
     ends = [line for line in kept if not line.gap]
@@ -150,14 +130,16 @@ def test_both_ends_of_much_output_are_kept(tmp_path, monkeypatch, brief, length)
 def test_the_end_is_kept_where_output_stops_to_be_readable(tmp_path, monkeypatch):
     monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 2000)
 
-    class Breaks(Seen):
+    class Breaks(Script):
         def logs(self, _ref, replica):
             yield from (LogLine(replica, 0, STAMP, f"line {n}") for n in range(500))
             raise BackendError("the node is gone")
 
     unread = []
     with (tmp_path / "a.k8sjob").open("wb") as out:
-        write_record(Breaks(recorded()), None, out, lambda *what: unread.append(what))
+        write_record(
+            Breaks(of_recorded(recorded()).snapshots), None, out, lambda *what: unread.append(what)
+        )
     kept = list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
     assert (kept[0].text, kept[-1].text) == ("line 0", "line 499")
     assert ("master-0", "the node is gone") in unread
@@ -325,7 +307,10 @@ def test_a_record_is_a_file_that_ends(tmp_path):
 def test_damage_is_noticed_wherever_it_is(tmp_path):
     lines = [LogLine("master-0", 0, STAMP, f"line {n}") for n in range(50)]
     file = tmp_path / "job.k8sjob"
-    before = [written(recorded(), file, lines), *Seen(recorded(), lines).logs(None, "master-0")][1:]
+    before = [
+        written(recorded(), file, lines),
+        *of_recorded(recorded(), lines).logs(None, "master-0"),
+    ][1:]
     whole = file.read_bytes()
     for at in range(0, len(whole), 7):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
@@ -347,20 +332,13 @@ def test_nothing_of_it_can_be_changed(tmp_path):
             change()
 
 
-class Gone(Seen):
-    """A job that is deleted while it is read."""
-
-    def related(self, _snapshot):
-        raise BackendError("gone")
-
-
 class TestRecordsThatAreKept:
     @pytest.fixture(autouse=True)
     def _state(self, tmp_path, monkeypatch):
         monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
 
     def keep(self, name, uid="12345678-9", namespace="team", **limits):
-        Records(**limits).keep(Seen(recorded()), JobRef(name, namespace, uid))
+        Records(**limits).keep(of_recorded(recorded()), JobRef(name, namespace, uid))
 
     def test_the_newest_one_of_a_name_is_found(self):
         assert Records().find("digits") is None
@@ -371,7 +349,9 @@ class TestRecordsThatAreKept:
         assert Records().find("digits", "team").name == "digits@aaaaaaaa.k8sjob"
         assert Records().find("digit") is None
         assert Records().find("digits", "nowhere") is None
-        assert messages(RecordBackend(Records().find("digits"))) == messages(Seen(recorded()))
+        assert messages(RecordBackend(Records().find("digits"))) == messages(
+            of_recorded(recorded())
+        )
 
     def test_the_oldest_ones_give_way(self, tmp_path):
         for number in range(5):
@@ -402,7 +382,7 @@ class TestRecordsThatAreKept:
         assert path.stat().st_mode & 0o077 == 0
         assert path.parent.stat().st_mode & 0o077 == 0
         with pytest.raises(BackendError):
-            Records().keep(Gone(recorded()), JobRef("gone", "team", "12345678"))
+            Records().keep(Script([]), JobRef("gone", "team", "12345678"))
         assert [one.name for one in path.parent.iterdir()] == ["digits@12345678.k8sjob"]
 
     @pytest.mark.parametrize("where", ["folder", "memory"])
@@ -421,19 +401,19 @@ class TestRecordsThatAreKept:
         seen, ref = recorded("leftover"), JobRef("digits", "team", "12345678")
         name, *_ = replica_names(job_of(seen["job"]))
         lost = LogLine(name, 0, STAMP, "the pod is gone", gap=True)
-        Records().keep(Seen(seen, [lost]), ref)
+        Records().keep(of_recorded(seen, [lost]), ref)
         assert [line.text for line in Records().open(ref).logs(ref, name)] == ["the pod is gone"]
-        Records().keep(Seen(seen, [LogLine(name, 0, STAMP, "ValueError: bad shard")]), ref)
+        Records().keep(of_recorded(seen, [LogLine(name, 0, STAMP, "ValueError: bad shard")]), ref)
         for _ in range(2):
-            Records().keep(Seen(seen, [lost]), ref)
+            Records().keep(of_recorded(seen, [lost]), ref)
             kept = [line.text for line in Records().open(ref).logs(ref, name)]
             assert kept == ["ValueError: bad shard", "the pod is gone"]
-        Records().keep(Seen(seen, [lost, LogLine(name, 1, STAMP, "epoch 2")]), ref)
+        Records().keep(of_recorded(seen, [lost, LogLine(name, 1, STAMP, "epoch 2")]), ref)
         kept = [line.text for line in Records().open(ref).logs(ref, name)]
         assert kept == ["the pod is gone", "epoch 2"]
         damaged = K8sJobError("damaged")
         monkeypatch.setattr(RecordBackend, "_lines", Mock(side_effect=damaged))
-        Records().keep(Seen(seen, [lost]), ref)
+        Records().keep(of_recorded(seen, [lost]), ref)
 
     def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
         monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)
@@ -444,7 +424,7 @@ class TestRecordsThatAreKept:
         labels["training.kubeflow.org/replica-index"] = names[-1].rpartition("-")[2]
         seen["pods"][-1]["status"]["phase"] = "Failed"
         lines = [LogLine(name, 0, STAMP, "x") for name in names]
-        Records().keep(Seen(seen, lines), JobRef("large", "team", "12345678"))
+        Records().keep(of_recorded(seen, lines), JobRef("large", "team", "12345678"))
         record = RecordBackend(Records().find("large"))
         assert list(record.logs(None, names[-1]))
         with pytest.raises(BackendError, match=f"has no output of {names[0]}"):
@@ -452,5 +432,5 @@ class TestRecordsThatAreKept:
         assert list(last_lines(record, record.snapshot(None))) == [names[-1]]
         # Its Pod is gone, and so is what made it one of the few.
         seen["pods"].pop()
-        Records().keep(Seen(seen, lines[:-1]), JobRef("large", "team", "12345678"))
+        Records().keep(of_recorded(seen, lines[:-1]), JobRef("large", "team", "12345678"))
         assert list(RecordBackend(Records().find("large")).logs(None, names[-1]))

@@ -1,12 +1,11 @@
 """What a record keeps of the time when more could be seen."""
 
 from dataclasses import replace
-from datetime import datetime
 
 import pytest
-from observed import NOW, RECORDED, at, ended, make_jobset, make_pod, snapshot
+from observed import NOW, RECORDED, at, ended, make_jobset, make_pod, of_recorded, snapshot
 
-from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.record import Records
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.findings import findings, findings_to_keep
@@ -14,25 +13,6 @@ from k8sjob.targets.jobs import job_of
 
 LIMIT = {"type": "Failed", "status": "True", "reason": "PyTorchJobFailed"}
 LIMIT |= {"message": "Job has failed because it has reached the specified backoff limit"}
-
-
-class Recorded:
-    """A back end that shows a recorded job."""
-
-    recorded = False
-
-    def __init__(self, name):
-        seen = RECORDED[name]
-        moment = datetime.fromisoformat(seen["now"])
-        self.shown = Snapshot(job_of(seen["job"]), seen["pods"], seen["events"], moment)
-        self.lines = seen["logs"]
-
-    def related(self, _snapshot):
-        return []
-
-    def logs(self, _ref, replica, **_options):
-        stamp = "2026-01-01T00:05:00.000000000Z"
-        yield from (LogLine(replica, 0, stamp, line) for line in self.lines.get(replica, ()))
 
 
 @pytest.mark.parametrize(
@@ -44,15 +24,16 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
     name, cause, end, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
-    cluster, records = Recorded(name), Records()
-    ref = JobRef.of(cluster.shown.job)
-    records.keep(cluster, ref, cluster.shown, findings_to_keep)
-    metadata = {**cluster.shown.job.raw["metadata"], **end}
+    cluster, records = of_recorded({**RECORDED[name], "related": []}), Records()
+    (before,) = cluster.snapshots
+    ref = JobRef.of(before.job)
+    records.keep(cluster, ref, before, findings_to_keep)
+    metadata = {**before.job.raw["metadata"], **end}
     status = {"conditions": [] if end else [LIMIT]}
-    job = job_of({**cluster.shown.job.raw, "metadata": metadata, "status": status})
-    cluster.lines = {}
+    job = job_of({**before.job.raw, "metadata": metadata, "status": status})
+    cluster.lines = []
     for _ in range(2):  # it stays, once
-        gone = replace(cluster.shown, job=job, pods=(), events=())
+        gone = replace(before, job=job, pods=(), events=())
         records.keep(cluster, ref, gone, findings_to_keep)
         for backend in (records.open(ref), cluster):
             first, *others = findings(backend, gone)
