@@ -1,8 +1,6 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from k8sjob.kube.capacity import (
     amounts,
@@ -43,16 +41,6 @@ def test_a_limit_is_taken_for_a_request_that_is_not_there():
     spec = {"containers": [container("1", limits={"cpu": "4", "nvidia.com/gpu": "2"})]}
     assert pod_requests(spec) == {"cpu": 1, "nvidia.com/gpu": 2, "pods": 1}
     assert pod_requests(spec, "limits") == {"cpu": 4, "nvidia.com/gpu": 2, "pods": 1}
-
-
-@given(st.lists(st.integers(0, 64), max_size=4), st.lists(st.integers(0, 64), max_size=4))
-def test_a_pod_never_takes_less_than_any_of_its_containers(init, main):
-    spec = {
-        "initContainers": [container(str(n)) for n in init],
-        "containers": [container(str(n)) for n in main],
-    }
-    got = pod_requests(spec).get("cpu", 0)
-    assert got == max([sum(main), *init, 0])
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])

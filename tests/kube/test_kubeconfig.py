@@ -72,12 +72,6 @@ def test_only_the_file_that_is_named_counts(write, tmp_path):
     assert access(kubeconfig=other).context == "two"
 
 
-def test_a_plugin(write):
-    plugin = {"command": "aws", "apiVersion": "client.authentication.k8s.io/v1"}
-    write(config(user={"exec": {**plugin, "installHint": "brew\n install aws"}}))
-    assert (access().plugin, access().hint) == ("aws", "brew\n install aws")
-
-
 @pytest.mark.parametrize(
     ("content", "asked", "words"),
     [

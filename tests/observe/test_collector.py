@@ -251,20 +251,13 @@ def test_a_message_that_cannot_be_kept_is_sent_and_stops_nothing():
     assert len(sent) == 1
 
 
-def test_a_deleted_job_that_cannot_be_read_is_reported_once(monkeypatch):
+@pytest.mark.parametrize("kinds", [[Kind.DELETED], [Kind.ADDED, Kind.MODIFIED]])
+def test_a_job_that_cannot_be_read_at_all_is_reported_once(monkeypatch, kinds):
     monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
     cluster, looks = Cluster(now("Failed", pod=FAILED)), iter([False] * 20 + [True])
-    cluster.gone = True
-    said = collect(cluster, Kind.DELETED, until=lambda said: said and next(looks))
-    assert said == ["ns/job could not be recorded: division by zero"]
-
-
-def test_a_job_that_cannot_be_read_at_all_keeps_no_other(monkeypatch):
-    monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
-    looks = iter([False] * 20 + [True])
-    cluster = Cluster(now("Failed", pod=FAILED))
-    said = collect(cluster, Kind.ADDED, Kind.MODIFIED, until=lambda said: said and next(looks))
-    assert said == ["ns/job could not be recorded: division by zero"]  # though tried 20 times
+    cluster.gone = kinds == [Kind.DELETED]
+    lines = collect(cluster, *kinds, until=lambda lines: lines and next(looks))
+    assert lines == ["ns/job could not be recorded: division by zero"]  # though tried 20 times
 
 
 def test_what_a_job_reports_cannot_look_like_another_message():

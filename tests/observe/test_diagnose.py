@@ -56,13 +56,6 @@ def only(*conditions, **options):
     return finding
 
 
-def test_a_pod_that_is_deleted_after_the_jobs_end_still_shows_the_cause():
-    """A Pod whose container waits to be restarted counts as running: cleanPodPolicy deletes it."""
-    pod = make_pod("master-0", "Running", dying=True, terminated=ended(1, "ValueError: no"))
-    failed = f"{PAST} w failed 1 time and max_restarts is 0"
-    assert causes("Created", failed, pods=[pod]) == ["crash"]
-
-
 def test_a_replica_that_is_ended_with_its_job_is_not_the_cause():
     meta = {"deletionTimestamp": at("05:02"), "deletionGracePeriodSeconds": 2}
     killed = make_pod("master-0", "Running", meta=meta, terminated=ended(137, time="05:02"))
@@ -653,25 +646,6 @@ def test_a_sidecar_that_runs_again_is_no_problem():
 TAINT = about("Pod", "job-worker-0", "TaintManagerEviction", "Marking", time="05:00")  # no uid
 KILLING = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
 KILLED = about_job("ExitedWithCode", "Pod: ns.job-worker-0 exited with code 137", time="05:31")
-
-
-@pytest.mark.parametrize(
-    ("events", "cause", "what"),
-    [
-        ([TAINT, KILLING, KILLED], "evicted", "its node got a taint that it does not tolerate"),
-        ([KILLING, TAINT, KILLED], "evicted", "its node got a taint that it does not tolerate"),
-        ([KILLING, KILLED], "pod-deleted", "its pod was deleted while it ran"),
-    ],
-)
-@pytest.mark.parametrize("again", ["", "; it is running again"])
-def test_why_a_pod_left_its_node_is_reported_with_its_age(events, cause, what, again):
-    state = {"running": {}} if again else {"waiting": {"reason": "ContainerCreating"}}
-    meta = {"creationTimestamp": at("05:31"), "uid": "new"}
-    pod = make_pod("worker-0", "Running" if again else "Pending", meta=meta, **state)
-    finding = only("Running", pods=[pod], events=events, replicas=WORKER)
-    assert finding.id == cause
-    assert finding.message in {f"worker-0: {what}, {n} min ago{again}" for n in (4, 5)}
-    assert "resources.memory" not in finding.next_step
 
 
 def test_the_end_of_an_earlier_jobs_pod_is_not_this_jobs():

@@ -6,7 +6,7 @@ from observed import REF, at, condition, make_job, make_pod, running, snapshot
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason
-from k8sjob.observe.status import JobState, job_status, replica_names, training_fields
+from k8sjob.observe.status import JobState, job_status, training_fields
 from k8sjob.targets.jobs import job_of, own_pods
 
 
@@ -86,12 +86,6 @@ def test_a_pod_that_carries_the_labels_of_a_job_and_is_not_its_own():
     ]
     job = snapshot("Running").job
     assert own_pods(job, [*foreign, ours]) == (ours,)
-
-
-def test_a_pod_that_was_never_scheduled():
-    pod = {"metadata": {"labels": {}}, "status": {"phase": "Pending"}}
-    (replica,) = job_status(snapshot("Created", pods=[pod])).replicas
-    assert (replica.phase, replica.node, replica.restarts) == ("Pending", "", 0)
 
 
 def waiting_pod(*, phase="Pending", conditions=(), inits=(), **state):
@@ -183,11 +177,6 @@ def test_a_job_that_kueue_keeps_suspended_is_queued():
 def test_an_empty_object_is_a_job_that_was_just_created():
     status = job_status(Snapshot(job_of({})))
     assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
-
-
-def test_replica_names():
-    assert tuple(replica_names(job_of(make_job()))) == ("master-0", "worker-0", "worker-1")
-    assert tuple(replica_names(job_of(make_job(replicas={"Worker": 1})))) == ("worker-0",)
 
 
 def test_a_job_whose_deletion_was_requested_does_not_run():

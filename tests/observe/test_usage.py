@@ -60,14 +60,6 @@ def test_gpus_that_this_machine_lacks_are_not_counted():
     assert (found.device, found.seconds) == ("CPU", {Use.TRAINING: 100})
 
 
-def test_parts_of_gpus_are_gpus():
-    made = job(end=100, gpus=2, workers=0, resource="nvidia.com/mig-1g.5gb")
-    found = usage(
-        Snapshot(job_of(made), [pod("master-0", 0, 100)]), [line(0), step(0, 1), finished(100)]
-    )
-    assert (found.device, found.seconds[Use.TRAINING]) == ("GPU", 200)
-
-
 @pytest.mark.parametrize("attempt", [0, 1])  # again within the container, or in a new start of it
 def test_what_a_later_start_does_again_is_repeated(attempt):
     lines = [line(0), met(10), step(20, 1), step(30, 2), step(40, 3), line(42, "error")]
@@ -239,11 +231,6 @@ def test_a_script_of_a_session_with_a_loop_of_its_own():
     lines = [line(20), met(30), logged, finished(100)]
     assert split(made, pods, lines) == {"queued": 10, "starting": 20, "running": 70}
     assert split(made, pods, lines[:2]) == {"queued": 10, "starting": 90}
-
-
-def test_without_output_only_the_pods_are_known():
-    found = split(job(end=100, workers=0), [pod("master-0", 10, 100)], [])
-    assert found == {"queued": 10, "running": 90}
 
 
 def test_where_pods_are_gone_the_output_tells_what_was_held():

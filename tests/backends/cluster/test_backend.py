@@ -101,13 +101,6 @@ def there(script, listed):
 # --- making
 
 
-def test_a_job_is_made_by_one_request(backend, script):
-    script.on("POST", JOBS, job())
-    manifest = {"kind": "PyTorchJob", "metadata": {"name": "one"}, "spec": {}}
-    assert JobRef.of(backend.create_manifest(job_of(manifest))) == JobRef("one", "team", "uid-1")
-    assert script.asked == [("POST", JOBS, {"fieldValidation": "Strict"}, manifest)]
-
-
 def test_a_manifests_own_namespace_counts(backend, script):
     other = JOBS.replace("team", "other")
     script.on("POST", other, job(namespace="other"))

@@ -181,3 +181,22 @@ def test_an_event_may_have_any_name(script, name):
     script.on("GET", path("events", "team"), {"kind": "EventList", "items": [event]})
     answer = checked(script).request("GET", path("events", "team"))
     assert [one["metadata"] for one in answer["items"]] == [{"uid": "u-1"}]
+
+
+@pytest.mark.parametrize(
+    ("group", "resource", "options"),
+    [
+        ("kubeflow.org", "pytorchjobs", "-n team`"),
+        ("trainer.kubeflow.org", "trainjobs", "-n team --target trainjob`"),
+        ("trainer.kubeflow.org", "trainingruntimes", "-n team --target trainjob`"),
+        ("jobset.x-k8s.io", "jobsets", "-n team --target jobset`"),
+        ("batch", "jobs", "-n team --target job`"),
+        ("batch.volcano.sh", "jobs", "-n team`"),
+        ("", "pods", "-n team`"),
+    ],
+)
+def test_a_refusal_advises_doctor_for_the_kind_of_job(group, resource, options):
+    detail = f'{resource} is forbidden: User "a" cannot create resource "{resource}"'
+    error = ApiError("refused", code=403, detail=detail)
+    target = ResourcePath(group, resource=resource, namespace="team")
+    assert f"`k8sjob doctor {options}" in str(explained(error, "POST", target, "c", CONTROLLERS))
