@@ -580,14 +580,6 @@ def test_a_connection_that_is_lost_and_is_back_is_reported_by_events(backend, th
     assert lost["metadata"]["uid"] != back["metadata"]["uid"]
 
 
-def test_a_connection_that_is_made_again_at_once_is_no_loss(backend, there, listed, error):
-    there.on("GET", JOBS, listed(1, job()), listed(5, job(version=5)), listed(6))
-    there.watched(JOBS, [error()], [{"type": "ERROR", "object": {"code": 410}}])
-    *_, last = backend.watch(JobRef("one", "team"))
-    assert last.job.raw["metadata"]["resourceVersion"] == "5"
-    assert "ConnectionLost" not in [event["reason"] for event in last.events]
-
-
 def test_a_job_that_was_recreated_while_nobody_watched_is_gone(backend, there, listed, error):
     there.on("GET", JOBS, listed(1, job()), listed(5, job(uid="uid-2", version=5)))
     there.watched(JOBS, [error()])
