@@ -79,6 +79,7 @@ class JobStatus(HasCard):
         created: when it was accepted (UTC).
         started: when its replicas were first created, or created again after a resume (UTC).
         finished: when it ended (UTC).
+        since: when it came into its state (UTC); None: not known.
         replicas: those that have a Pod, Master first.
         counts: how many replicas are in which situation; where no Pods were fetched, in which
             phase, as the controller counts them.
@@ -92,6 +93,7 @@ class JobStatus(HasCard):
     created: datetime | None = None
     started: datetime | None = None
     finished: datetime | None = None
+    since: datetime | None = None
     replicas: tuple[ReplicaStatus, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -128,13 +130,14 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
     creations: Counter[str] = Counter()  # of Pods, by the name of the replica
     suspended = job.condition("Suspended")
-    since = suspended.since if suspended.false else None
+    resumed = suspended.since if suspended.false else None
     for replica, event in job.created_pods(snapshot.events):
-        if since and event_time(event) < since - _CREATED_BEFORE:
+        if resumed and event_time(event) < resumed - _CREATED_BEFORE:
             continue
         # Kubernetes counts repeated Events in `series` (events.k8s.io/v1) or in `count`.
         creations[replica] += Object(event).part("series").get("count") or event.get("count") or 1
     replicas = tuple(_replica(job.replica_of(pod), Pod(pod), creations) for pod in snapshot.pods)
+    since = moment(condition.get("lastTransitionTime"))
     return JobStatus(
         ref=JobRef.of(job),
         state=state,
@@ -143,9 +146,8 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         exit_code=state.exit_code,
         created=moment(job.created),
         started=moment(started),
-        finished=moment(finished or condition.get("lastTransitionTime"))
-        if state.finished
-        else None,
+        finished=(moment(finished) or since) if state.finished else None,
+        since=since,
         replicas=replicas,
         counts=Counter(replica.situation for replica in replicas) or job.counts(state),
     )

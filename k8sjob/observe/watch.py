@@ -16,7 +16,7 @@ from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Kind
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
@@ -273,7 +273,8 @@ class _Watcher:
             if replica and self._is_in_state(replica, message):
                 continue
             self._reported_warnings.add((event.get("reason"), alike))
-            yield _warning(message, reason=event.get("reason", ""), replica=replica)
+            last = event_time(event).timestamp()
+            yield _warning(message, reason=event.get("reason", ""), replica=replica, at=last)
 
     def _is_in_state(self, replica: str, message: str) -> bool:
         """Whether the replica's own state says so already, or the message says nothing."""
@@ -473,13 +474,16 @@ def _gone(status: JobStatus) -> JobStatus:
     """The last status of a job that was deleted."""
     state, message = JobState.DELETED, "the job was deleted"
     code = state.exit_code
-    return replace(status, state=state, reason="", message=message, exit_code=code, counts={})
+    status = replace(status, state=state, reason="", message=message, exit_code=code, counts={})
+    return replace(status, since=None)
 
 
-def _warning(message: str, *, reason: str | None = None, replica: str = "") -> Event:
-    """A WARNING event."""
+def _warning(
+    message: str, *, reason: str | None = None, replica: str = "", at: float = 0.0
+) -> Event:
+    """A WARNING event, of now where it has no time of its own."""
     data = {"message": message} if reason is None else {"message": message, "reason": reason}
-    return Event(EventKind.WARNING, data, time.time(), replica)
+    return Event(EventKind.WARNING, data, at or time.time(), replica)
 
 
 def _job_data(status: JobStatus) -> dict[str, Any]:
@@ -492,6 +496,7 @@ def _job_data(status: JobStatus) -> dict[str, Any]:
         "created": _seconds(status.created),
         "started": _seconds(status.started),
         "finished": _seconds(status.finished),
+        "since": _seconds(status.since),
     }
 
 

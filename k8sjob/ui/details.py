@@ -29,7 +29,7 @@ from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
-from k8sjob.sanitize import safe_text
+from k8sjob.sanitize import integer, safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import clock
@@ -87,7 +87,7 @@ class JobNews:
         return {
             "job": {
                 name: getattr(summary, name)
-                for name in ("state", "message", "created", "started", "finished")
+                for name in ("state", "message", "created", "started", "finished", "since")
             },
             "training": self._training(),
             "replicas": {
@@ -100,17 +100,18 @@ class JobNews:
 
     def _sentence(self, event: Event) -> dict[str, Any]:
         # The time of a JOB event is that at which it was read.
-        ended = self._summary.finished if event.kind == EventKind.JOB else None
+        is_job = event.kind == EventKind.JOB
+        changed = (self._summary.finished or self._summary.since) if is_job else None
         written = event.kind == EventKind.CHECKPOINT  # its phrase has the name alone
         return {
             "kind": event.kind,
-            "time": event.time if ended is None else ended,
+            "time": event.time if changed is None else changed,
             "replica": event.replica,
             "text": f"checkpoint {self._summary.written}" if written else str(phrase(event)),
         }
 
     def _training(self) -> dict[str, Any]:
-        summary, progress = self._summary, self._summary.progress
+        summary, progress, hang = self._summary, self._summary.progress, self._summary.hang
         return {
             **asdict(progress),
             "fraction": progress.fraction,
@@ -119,6 +120,8 @@ class JobNews:
             "counts_epochs": summary.counts_epochs,
             "metrics": dict(islice(summary.last_values.items(), _MOST_METRICS)),
             "group": summary.group,
+            "restarts": summary.restarts,
+            "hang": hang and {"rank": integer(hang.data.get("rank"))},
         }
 
     def _points(self) -> dict[str, list[Any]]:

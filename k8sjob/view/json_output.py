@@ -59,6 +59,7 @@ def state_document(status: JobStatus) -> dict[str, Any]:
         "created": status.created and stamp(status.created),
         "started": status.started and stamp(status.started),
         "finished": status.finished and stamp(status.finished),
+        "since": status.since and stamp(status.since),
     }
 
 

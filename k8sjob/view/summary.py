@@ -25,6 +25,7 @@ class JobSummary(Training):
         created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
+        since: when it came into its state.
         reported_at: when its state was last reported, by the clock of these stamps.
         replicas: by name as last reported, in the order in which they came.
     """
@@ -36,6 +37,7 @@ class JobSummary(Training):
     created: float | None = None
     started: float | None = None
     finished: float | None = None
+    since: float | None = None
     reported_at: float = 0.0
     replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -70,8 +72,8 @@ class JobSummary(Training):
         self.state = text(data.get("state"))
         self.message = text(data.get("message"))
         self.exit_code = integer(data.get("exit_code"))
-        self.created, self.started, self.finished = (
-            real(data.get(key)) for key in ("created", "started", "finished")
+        self.created, self.started, self.finished, self.since = (
+            real(data.get(key)) for key in ("created", "started", "finished", "since")
         )
         self.stopping = False
         if self.state not in {"Created", "Running", "Restarting"}:

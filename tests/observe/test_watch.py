@@ -28,6 +28,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import event_time
 from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
@@ -153,6 +154,7 @@ def test_warnings_are_reported_once_with_their_replica():
         ("", "TooFewGPUs!"),
         ("", "TooFewGPUs!"),
     ]
+    assert [w.time for w in warnings] == [event_time(scheduling).timestamp()] * 3
 
 
 @pytest.mark.parametrize(("pod", "replica"), [("job-1-x7k2p", "worker-0"), ("job-other", "")])

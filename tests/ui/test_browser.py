@@ -135,6 +135,7 @@ def screen(driver, pytestconfig):
         return Screen(driver, width, dark=dark, pictures=pictures)
 
     yield make
+    driver.get("about:blank")  # so that nothing is asked of a server that ends
     severe = [text for text in make().errors() if "favicon" not in text]
     assert severe == []  # no script failed, and nothing broke the policy
 
@@ -453,6 +454,25 @@ def test_the_focus_stays_in_the_row_of_a_job_that_changes(serve, screen, jobs):
     assert page.run("return document.activeElement.innerText") == "digits"
 
 
+def test_a_stalled_job_has_a_badge_and_the_clock_of_a_suspended_one_stands_still(
+    serve, screen, jobs
+):
+    hang = {"reason": "no-progress", "message": "no step for 480 s", "rank": 3}
+    jobs.write("digits", Event(EventKind.WARNING, hang, 700.0))
+    page = screen()
+    page.open_job(serve(jobs), "digits")
+    page.see("stalled", "no step for 480 s", "These numbers are")
+    suspended = job("digits", "Suspended", minutes=25)
+    began = datetime.fromisoformat(suspended["status"]["startTime"])
+    since = began + timedelta(minutes=20)
+    suspended["status"]["conditions"][0]["lastTransitionTime"] = since.isoformat()
+    jobs.there["digits"] = suspended
+    page.see("ran for 20 min 0 s", f"{since.astimezone():%H:%M:%S} Suspended", absent=("stalled",))
+    page.open_job(serve(jobs), "broken")
+    page.see("Failed", "first line", absent=("These numbers",))
+    assert page.run("return document.querySelector('.tiles').hidden")
+
+
 def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
     page = screen()
     page.open_job(serve(jobs), "digits")
@@ -493,6 +513,8 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
     assert "Replicas" in page.run(tables)
     rows = "return [...document.querySelectorAll('.scroll tbody tr')].map((r) => r.innerText)"
     assert page.run(rows)[0].startswith("worker-499\tFailed")
+    assert len(page.run(rows)) == 100
+    page.see("900 more replicas are not shown")
     assert page.run("return document.documentElement.scrollHeight") < 4000
     tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
     assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]

@@ -14,6 +14,9 @@ const LABELS = new Map([["samples_per_s", "samples/s"], ["step_s", "seconds a st
 /** What a number of the runtime's is called on the page. */
 export const label = (name) => LABELS.get(name) ?? name;
 
+/** Whether more of a number is better, by its name: 1, or -1 for less; 0 where the name says nothing. */
+export const direction = (name) => (/loss|error|perplexity|(^|_)(mse|mae|rmse|wer|cer|ppl)($|_)/i.test(name) ? -1 : /acc|f1|auc|precision|recall|bleu|rouge|score|samples_per_s/i.test(name) ? 1 : 0);
+
 /** Whether a line {xs, ys} has anything to draw. */
 export const drawn = ({ xs, ys }) => xs.length > 1 && ys.some((y) => y !== null);
 

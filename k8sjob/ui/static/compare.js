@@ -1,7 +1,7 @@
 // Jobs side by side: their curves over each other, and what differs between them.
 
-import { board, drawn, grouped, MOST_CURVES } from "./chart.js";
-import { duration, h, now, number, seconds, table } from "./dom.js";
+import { board, direction, drawn, grouped, MOST_CURVES } from "./chart.js";
+import { duration, h, number, seconds, table, until } from "./dom.js";
 import { jobPath, read } from "./server.js";
 
 export function compareView(view, keys, { state, place }) {
@@ -37,14 +37,14 @@ const namesOf = (jobs, part) => [...new Set(jobs.flatMap((job) => Object.keys(jo
 
 /** The index of the best of some numbers by what their name says; -1 where it says nothing. */
 function best(name, values) {
-  const sign = /loss|error|perplexity|(^|_)(mse|mae|rmse|wer|cer|ppl)($|_)/i.test(name) ? -1 : /acc|f1|auc|precision|recall|bleu|rouge|score|samples_per_s/i.test(name) ? 1 : 0;
+  const sign = direction(name);
   const finite = values.filter((one) => typeof one === "number");
   return sign && new Set(finite).size > 1 ? values.indexOf(Math.max(...finite.map((one) => sign * one)) * sign) : -1;
 }
 
 function facts(jobs, labels, settings) {
   const layer = (job, kind) => job.facts.origin?.layers.find((one) => one.kind === kind)?.digest;
-  const ran = ({ facts: one }) => (one.started ? duration((seconds(one.finished) ?? now(one)) - seconds(one.started)) : "");
+  const ran = ({ facts: one }) => (one.started ? duration(until(one) - seconds(one.started)) : "");
   const setting = (name) => [name, (_job, index) => settings[index][name] ?? ""];
   const chosen = [...new Set(settings.flatMap(Object.keys))].filter((name) => name === "run.args" || new Set(settings.map((one) => one[name])).size > 1);
   const rows = [

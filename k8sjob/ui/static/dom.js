@@ -44,13 +44,22 @@ export const seconds = (stamp) => (stamp ? Date.parse(stamp) / 1000 : null);
 /** Now in seconds, by the clock of the job's place, or when the record of the job was written. */
 export const now = (job) => seconds(job.at) ?? Date.now() / 1000 + (job.skew ?? 0);
 
+/** Until when a job has run, in seconds: the clock of one that is suspended or waits in a queue stands still. */
+export const until = (job) => seconds(job.finished) ?? (["Suspended", "Queued"].includes(job.state) ? seconds(job.since) : null) ?? now(job);
+
 /** How long ago a job was created, and how long it has been running or has run. */
 export function times(job) {
-  const [created, started, finished] = [job.created, job.started, job.finished].map(seconds);
+  const [created, started] = [job.created, job.started].map(seconds);
   return {
     age: created === null ? "" : duration(Date.now() / 1000 + (job.skew ?? 0) - created),
-    time: started === null ? "" : duration((finished ?? now(job)) - started),
+    time: started === null ? "" : duration(until(job) - started),
   };
+}
+
+/** A moment in seconds since 1970 as the clock's time, with the date unless it is today's. */
+export function moment(at) {
+  const date = new Date(at * 1000), isToday = date.toDateString() === new Date().toDateString();
+  return date.toLocaleString([], { hourCycle: "h23", timeStyle: "medium", ...(isToday ? {} : { dateStyle: "short" }) });
 }
 
 /** A state as a word with a colored mark of its own shape. */

@@ -1,14 +1,17 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
-import { board, drawn, grouped, label, MOST_CURVES } from "./chart.js";
-import { confirmed, duration, h, notice, now, number, stateBadge, table } from "./dom.js";
+import { board, direction, drawn, grouped, label, MOST_CURVES } from "./chart.js";
+import { confirmed, duration, h, moment, notice, now, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
 import { change, follow, jobPath, read } from "./server.js";
 
 const DRAW_MS = 500;
 const WHY_MS = 3000;
+const OLD_S = 60; // numbers of a running job are not older, unless its steps are slow
+const MOST_ROWS = 100;
 const STARTS = ["Created", "Running", "Restarting"];
 const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
+const PAUSED = ["Suspended", "Queued"];
 const ACTIONS = {
   suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => STARTS.includes(s)],
   resume: ["Resume", "Its replicas start again, from the newest checkpoint.", (s) => s === "Suspended"],
@@ -17,21 +20,21 @@ const ACTIONS = {
 };
 
 export function jobView(view, key, { state, place }) {
-  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), explained = "";
+  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), attempts = new Map(), checkpoint = null, explained = "";
   let drawTimer = 0, whyTimer = 0, closed = false;
   const charts = board();
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
-  const numbers = h("div", { className: "tiles" });
+  const numbers = h("div", { className: "tiles" }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
   const parts = h("section"), events = h("ul", { className: "events" });
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const output = logView(key);
   const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
-  view.append(head, why, numbers, charts.controls, many, charts.figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
+  view.append(head, why, numbers, aged, health, charts.controls, many, charts.figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
 
   function reset() {
-    [training, curves, replicas] = [null, new Map(), new Map()];
+    [training, curves, replicas, attempts, checkpoint] = [null, new Map(), new Map(), new Map(), null];
     output.clear();
     events.replaceChildren();
   }
@@ -39,20 +42,31 @@ export function jobView(view, key, { state, place }) {
   function take(news) {
     if (news.job.state) job = news.job;
     training = news.training;
-    for (const [name, one] of Object.entries(news.replicas)) replicas.set(name, one);
+    for (const [name, replica] of Object.entries(news.replicas)) {
+      const earlier = endedAttempt(replica, replicas.get(name));
+      if (earlier) attempts.set(`${name} ${replica.restarts}`, [`${name}, attempt ${replica.restarts}`, earlier]);
+      replicas.set(name, replica);
+    }
     for (const [name, [remain, xs, ys]] of Object.entries(news.points)) {
       if (!curves.has(name)) curves.set(name, { name, xs: [], ys: [] });
       curves.get(name).xs.splice(remain, Infinity, ...xs);
       curves.get(name).ys.splice(remain, Infinity, ...ys);
     }
-    for (const { kind, time, replica, text } of news.events) {
-      if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
-      events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), text));
-    }
+    for (const event of news.events) list(event);
     while (events.childElementCount > 200) events.lastElementChild.remove();
     if (news.lines.length) output.add(news.lines);
-    if (Object.keys(news.replicas).length || news.events.some(({ kind }) => kind === "job")) look();
+    if (Object.keys(news.replicas).length || news.events.some(({ kind }) => kind === "job" || kind === "warning")) look();
     if (!drawTimer) drawTimer = setTimeout(draw, DRAW_MS);
+  }
+
+  /** Events by their own times, the newest first; of checkpoints in a row the newest. */
+  function list({ kind, time, replica, text }) {
+    const older = [...events.children].filter(({ dataset }) => Number(dataset.time) <= time);
+    if (kind === "checkpoint") {
+      checkpoint = { time, name: text.split("/").at(-1).replace(/^checkpoint /, "") };
+      if (older[0]?.dataset.kind === kind) older.shift().remove();
+    }
+    events.insertBefore(h("li", { "data-kind": kind, "data-time": time }, h("time", {}, moment(time)), " ", replica && h("b", {}, `${replica} `), text), older[0] ?? null);
   }
 
   /** Ask why, soon: what has changed may have a reason. */
@@ -85,38 +99,59 @@ export function jobView(view, key, { state, place }) {
     const line = (name) => ({ ...curves.get(name), times: curves.get("time"), steps: counts ? steps : 0, unit: counts ? "epoch" : "number" });
     charts.draw(grouped([...curves.keys()].filter((name) => name !== "time" && drawn(curves.get(name)))).map(([title, names]) => [title, names.map(line)]));
     many.hidden = curves.size < MOST_CURVES;
-    const failed = ([, one]) => one.phase === "Failed";
-    const rows = [...replicas].sort((a, b) => failed(b) - failed(a)).map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
-    if (rows.length) parts.replaceChildren(h("h2", {}, "Replicas"), table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], rows, { label: "Replicas" }));
+    if (replicas.size) parts.replaceChildren(h("h2", {}, "Replicas"), ...replicaTable([...replicas], [...attempts.values()]));
   }
 
   function heading() {
     if (!facts) return;
     const current = job?.state ?? facts.state;
     const span = job ? [job.created, job.started, job.finished] : [null, null, null];
-    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? now(facts)) - span[1])}` : "";
+    const end = span[2] ?? (PAUSED.includes(current) ? job?.since : null);
+    const ran = span[1] ? `${end ? "ran" : current === "Created" ? "waiting" : "running"} for ${duration((end ?? now(facts)) - span[1])}` : "";
     const note = job?.message && current !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
     const focused = document.activeElement?.dataset?.action;
     head.replaceChildren(
-      h("h1", {}, facts.name), stateBadge(current), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
+      h("h1", {}, facts.name), stateBadge(current), training?.hang && current === "Running" ? h("span", { className: "state state-stalled" }, "stalled") : "", h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
       h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](current)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
       note ?? "");
     if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
   }
 
   function tiles() {
-    if (!training) return;
-    const n = training, shown = [];
-    const add = (title, value, more) => value !== "" && value !== null && value !== undefined && shown.push(h("div", { className: "tile" }, h("span", { className: "label" }, title), h("span", { className: "value" }, value), more));
-    add("start", n.starting);
-    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: 1, value: n.fraction, ariaLabel: "Training done" }) : null);
-    if (n.steps) add("step", `${n.step} of ${n.steps}`);
-    if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
-    for (const [name, value] of Object.entries(n.metrics)) add(name, number(value, name));
-    for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (n[name] !== null) add(label(name), number(n[name], name));
-    if (n.slowest !== null && n.waited !== null) add("slowest rank", `${n.slowest} (others wait ${Math.round(100 * n.waited)} %)`);
-    if (n.group.world_size) add("processes", `${n.group.world_size}, ${n.group.strategy ?? ""} on ${n.group.device ?? "?"}`);
+    if (!training || !facts) return;
+    const n = training, shown = [], state = job?.state ?? facts.state, isLogged = new Set(["loss"]);
+    const add = (title, value, ...more) => value !== "" && value !== undefined && shown.push(h("div", { className: "tile" }, h("span", { className: "label" }, title), h("span", { className: "value" }, value), more));
+    const note = (text) => h("span", { className: "label" }, text);
+    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: 1, value: n.fraction, ariaLabel: "Training done" }) : null, n.steps ? note(`step ${n.step} of ${n.steps}`) : null);
+    if (Object.hasOwn(n.metrics, "loss")) add("loss", number(n.metrics.loss));
+    const metric = bestMetric([...curves.values()]);
+    if (metric) {
+      isLogged.add(metric.name);
+      add(`best ${metric.name}`, number(metric.best), note(`last ${number(n.metrics[metric.name])}`));
+    }
+    for (const name of ["samples_per_s", "memory_bytes"]) if (n[name] !== null) add(label(name), number(n[name], name));
+    if (n.eta_s && state === "Running") add("time left", duration(n.eta_s));
     numbers.replaceChildren(...shown);
+    numbers.hidden = !shown.length;
+
+    const age = now(facts) - Math.max(n.time, curves.get("time")?.ys.at(-1) ?? 0);
+    const isOld = shown.length > 0 && state !== "Succeeded" && (state !== "Running" || age > Math.max(OLD_S, 3 * (n.step_s ?? 0)));
+    numbers.classList.toggle("old", isOld);
+    aged.hidden = !isOld;
+    aged.textContent = `These numbers are ${duration(age)} old.`;
+
+    const { world_size: size, strategy, device } = n.group;
+    const restarts = Math.max(n.restarts, ...[...replicas.values()].map((replica) => replica.restarts));
+    const items = [
+      ["start", n.starting],
+      ["slowest rank", n.slowest !== null && n.waited !== null && `${n.slowest} (others wait ${Math.round(100 * n.waited)} %)`],
+      ["processes", size && [size, [strategy, device && `on ${device}`].filter(Boolean).join(" ")].filter(Boolean).join(", ")],
+      ["restarts", restarts],
+      ["last checkpoint", checkpoint && `${checkpoint.name}, ${duration(now(facts) - checkpoint.time)} ago`],
+      ...Object.entries(n.metrics).filter(([name]) => !isLogged.has(name)).map(([name, value]) => [name, number(value, name)]),
+    ].filter(([, value]) => value);
+    health.replaceChildren(...items.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    health.hidden = !items.length;
   }
 
   function folded(title, part, make) {
@@ -151,7 +186,7 @@ export function jobView(view, key, { state, place }) {
     draw();
     look();
   }).catch((error) => { if (!closed) view.replaceChildren(h("p", { className: "empty" }, error.message)); });
-  const again = setInterval(() => { if (job && !ENDED.includes(job.state)) { heading(); look(); } }, 15000);
+  const again = setInterval(() => { if (job && !ENDED.includes(job.state)) { draw(); look(); } }, 15000);
   return {
     close() {
       closed = true;
@@ -162,6 +197,31 @@ export function jobView(view, key, { state, place }) {
       charts.close();
     },
   };
+}
+
+/** Of the numbers that a script logs the one that tells most, {name, best}: an accuracy, or else a loss. */
+function bestMetric(lines) {
+  const named = lines.filter(({ name, ys }) => name !== "loss" && label(name) === name && direction(name) && ys.length);
+  const line = named.find(({ name }) => direction(name) > 0) ?? named[0];
+  return line && { name: line.name, best: (direction(line.name) > 0 ? Math.max : Math.min)(...line.ys) };
+}
+
+/** How a replica's last attempt ended, if another one runs now; `before` is the replica as it was. */
+function endedAttempt(replica, before) {
+  if (replica.restarts && replica.exit_code !== null && ["Running", "Pending"].includes(replica.phase)) return replica;
+  return before?.phase === "Failed" && replica.restarts > before.restarts ? before : null;
+}
+
+/** The first rows, failed replicas before the others, and at the end what has ended before. */
+function replicaTable(replicas, attempts) {
+  const failed = ([, replica]) => replica.phase === "Failed";
+  const row = ([name, { phase, reason, node, restarts, exit_code: code, message }]) => [name, phase, reason, node, restarts || "", code ?? "", message];
+  const isOver = new Set(attempts.map(([, replica]) => replica));
+  const present = replicas.sort((a, b) => failed(b) - failed(a)).slice(0, MOST_ROWS).map(([name, replica]) => row([name, isOver.has(replica) ? { ...replica, exit_code: null, message: replica.waiting ? replica.message : "" } : replica]));
+  const ended = attempts.slice(-MOST_ROWS).map(([name, replica]) => row([name, { ...replica, phase: "ended", restarts: 0 }]).map((text) => h("span", { className: "dim" }, text)));
+  const more = replicas.length - present.length;
+  return [table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], [...present, ...ended], { label: "Replicas" }),
+    more > 0 && h("p", { className: "dim" }, `${more.toLocaleString("en")} more ${more === 1 ? "replica is" : "replicas are"} not shown`)].filter(Boolean);
 }
 
 function timing(found) {
