@@ -237,16 +237,19 @@ class Event:
         data: JSON object; the keys of each kind are given at EventKind.
         time: seconds since the epoch, by the sender's clock.
         replica: "master-0", "worker-2"; empty if the event concerns the whole job.
+        printed: whether the script has printed the same, so that a screen need not.
     """
 
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
     time: float = 0.0
     replica: str = ""
+    printed: bool = False
 
     def encode(self) -> str:
         """The event as one line of a log, without the newline; pure ASCII."""
         body = {"kind": self.kind, "time": round(self.time, 3), "data": self.data}
+        body |= {"printed": True} if self.printed else {}
         return EVENT_MARK + json.dumps(body, separators=(",", ":"), default=str)
 
     @classmethod
@@ -266,7 +269,7 @@ class Event:
             return None
         if time is None or not (isinstance(data, dict) and _is_time(time)):
             return None
-        return cls(kind=kind, data=data, time=float(time), replica=replica)
+        return cls(kind, data, float(time), replica, printed=body.get("printed") is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +365,8 @@ class RuntimeConfig:
         checkpoint_every: "epoch", or a number of optimizer steps.
         checkpoint_keep: how many whole checkpoints stay.
         checkpoint_format: "auto", "full" (one file, by rank 0) or "sharded" (each rank its part).
+        metrics: templates of the lines that a script without a session prints its metrics in; None:
+            known formats; empty: they are not read. See printed_metrics.
         local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
             arguments for scripts that parse it; None for all others.
         max_restarts: how often the whole group may start again, over all pods and containers.
@@ -386,6 +391,7 @@ class RuntimeConfig:
     checkpoint_every: Literal["epoch"] | int = "epoch"
     checkpoint_keep: int = 3
     checkpoint_format: str = "auto"
+    metrics: list[str] | None = None
     local_rank_arg: str | None = None
     max_restarts: int = 3
     restart_policy: str = "OnFailure"
@@ -407,6 +413,8 @@ class RuntimeConfig:
         for name in ("tracking", "preflight"):  # most jobs have none
             if not body[name]:
                 del body[name]
+        if self.metrics is None:
+            del body["metrics"]
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 

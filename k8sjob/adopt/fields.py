@@ -218,6 +218,7 @@ def _runtime_settings(manifest: Json) -> Json:
             "run": {
                 **{name: config[name] and int(config[name]) for name in times},
                 "local_rank_arg": config["local_rank_arg"],
+                "metrics": config.get("metrics"),
             },
             "policy": {"max_restarts": config["max_restarts"]},
             "tracking": config.get("tracking"),

@@ -19,7 +19,7 @@ from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.job_to_read import find_to_read, job_or_labels
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import first_names, line, print_status
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import EVENT_MARK, Event, EventKind
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
@@ -188,6 +188,8 @@ class _Printer:
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Write the lines."""
+        if not self._json:
+            lines = [log_line for log_line in lines if not _is_printed(log_line)]
         if not lines:
             return
         if self._json:
@@ -210,8 +212,16 @@ def _matches(pattern: re.Pattern[str], log_line: LogLine) -> bool:
     return pattern.search(_shown_text(log_line).plain) is not None
 
 
+def _is_printed(log_line: LogLine) -> bool:
+    """Whether it is an event alone of which the script's own line says all."""
+    event = Event.decode(log_line.text) if log_line.text.startswith(EVENT_MARK) else None
+    return event is not None and event.printed
+
+
 def _shown_text(log_line: LogLine) -> Text:
     event = Event.decode(log_line.text, log_line.replica)
+    if event and event.printed:  # behind the bar of a script that has not ended its line
+        return Text(text(log_line.text.partition(EVENT_MARK)[0]))
     return _event_text(event) if event else Text(text(log_line.text))
 
 

@@ -248,7 +248,9 @@ class Training:
 
     def _advance(self, progress: Progress) -> None:
         is_first = self.progress == Progress()
-        self.progress = progress
+        # The bar of a script of its own has no loss; the last one is still the newest.
+        known = self.progress.loss if progress.loss is None else progress.loss
+        self.progress = replace(progress, loss=known)
         if progress.epoch:
             self.at, self.counts_epochs = progress.at, True
         if progress.loss is not None:

@@ -214,8 +214,10 @@ def runtime_files() -> Iterator[tuple[str, Path]]:
 
     These parts of k8sjob need only torch and the standard library.
     """
-    names = ("__init__.py", "contract.py", "strategies.py", "temporary.py")
-    shared = (_PACKAGE / name for name in names)
+    names = (
+        "__init__.py contract.py printed_metrics.py printed_metrics.tsv strategies.py temporary.py"
+    )
+    shared = (_PACKAGE / name for name in names.split())
     for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
         yield f"{_PACKAGE.name}/{file.relative_to(_PACKAGE).as_posix()}", file
 

@@ -366,6 +366,7 @@ class JobSpec(Part):
             options=self.strategy.settings,
             backend=self.strategy.backend,
             **checkpoint,
+            metrics=None if run.metrics is None else list(run.metrics),
             local_rank_arg=run.local_rank_arg,
             max_restarts=self.policy.max_restarts,
             restart_policy=self.restart_policy,

@@ -12,6 +12,7 @@ from pydantic_core.core_schema import no_info_before_validator_function
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
+from k8sjob.printed_metrics import MAX_LINE, Template
 from k8sjob.spec.base import FROZEN_EMPTY, FrozenMap, Part, doc, refuse
 from k8sjob.spec.values import Duration, EnvName, Memory, ObjectName, Text
 
@@ -75,6 +76,35 @@ def _module(value: str) -> str:
     return value
 
 
+def _template(value: str) -> str:
+    try:
+        Template(value)
+    except ValueError as error:
+        message, _, next_step = str(error).partition("; ")
+        refuse(f"{value!r}: {message}", next_step)
+    if len(value) > MAX_LINE:
+        refuse(f"{len(value)} characters", f"write {MAX_LINE} at most, since no more are read")
+    return value
+
+
+class _OrFlag:
+    """Reads true and false as other values; in the JSON Schema, too."""
+
+    def __init__(self, on: Any, off: Any) -> None:
+        self._values = {True: on, False: off}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        """The part's, after a flag is replaced."""
+        return no_info_before_validator_function(
+            lambda value: self._values[value] if isinstance(value, bool) else value,
+            handler(source),
+        )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """The part's, and a boolean."""
+        return {"anyOf": [{"type": "boolean"}, *handler(schema)["anyOf"]]}
+
+
 class EnvFrom(Part):
     """All keys of a Secret or a ConfigMap as variables, by reference: values are never rendered."""
 
@@ -116,6 +146,14 @@ class Run(Part):
     env_from: tuple[EnvFrom, ...] = doc(
         "Secrets and ConfigMaps whose keys become variables.", [{"secret": "wandb-key"}], default=()
     )
+    metrics: Annotated[
+        tuple[Annotated[Text, AfterValidator(_template)], ...] | None, _OrFlag(None, ())
+    ] = doc(
+        "The f-strings with which a script without session() prints its metrics; null: the formats"
+        " of known libraries; false: its output is not read.",
+        ["step {step}/{steps} {} loss={loss:.4f}"],
+        default=None,
+    )
     local_rank_arg: Literal["--local_rank", "--local-rank"] | None = doc(
         "Pass each process its local rank as this argument, for scripts that parse it.",
         "--local-rank",
@@ -152,6 +190,12 @@ class Run(Part):
                 ("local_rank_arg",),
                 f"{self.local_rank_arg!r} is added by k8sjob's agent, which does not start a"
                 " command",
+                "use script or module, or leave it out",
+            )
+        if self.command is not None and self.metrics:
+            yield invalid(
+                ("metrics",),
+                "k8sjob's agent, which does not start a command, reads the output",
                 "use script or module, or leave it out",
             )
         for name in ("rendezvous_timeout", "collective_timeout"):
@@ -206,20 +250,5 @@ class Preflight(Part):
         return {"timeout": self.timeout, "max_slowdown": self.max_slowdown, **least}
 
 
-class _OrFlag:
-    """Reads true as a part with its defaults, false as none; in the JSON Schema, too."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """The part's, after a flag is replaced."""
-        return no_info_before_validator_function(
-            lambda value: ({} if value else None) if isinstance(value, bool) else value,
-            handler(source),
-        )
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """The part's, and a boolean."""
-        return {"anyOf": [{"type": "boolean"}, *handler(schema)["anyOf"]]}
-
-
-AnyPreflight = Annotated[Preflight | None, _OrFlag()]
+AnyPreflight = Annotated[Preflight | None, _OrFlag({}, None)]
 """A preflight, true for one with its defaults, false and null for none."""

@@ -45,7 +45,10 @@ class ShownEvents:
     def _pass(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             self.summary.add(event)
-            yield from self._epochs.take(event)
+            if not event.printed:
+                yield from self._epochs.take(event)
+            elif event.kind != EventKind.METRICS:
+                yield event
 
 
 # --- errors -------------------------------------------------------------------------------------

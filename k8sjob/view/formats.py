@@ -21,7 +21,7 @@ def position(progress: Progress) -> list[str]:
     pieces = []
     if progress.epoch:
         pieces.append(f"epoch {_of(progress.epoch, progress.epochs)}")
-    if progress.step:
+    if progress.step and progress.steps != 1:  # a script that reports epochs alone
         pieces.append(f"step {_of(progress.step, progress.steps)}")
     if progress.loss is not None:
         pieces.append(f"loss {number(progress.loss)}")

@@ -121,8 +121,9 @@ class JobProgress:
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
         pieces = [now.starting] if now.starting else position(progress)
-        if not pieces and now.group:
-            pieces = [started(now.group)]
+        if not pieces:  # a script of its own reports how far it is, or its metrics alone
+            metrics = values(dict(islice(now.last_values.items(), _SHOWN_METRICS)))
+            pieces = [metrics or started(now.group)] if metrics or now.group else []
         return "  ".join(
             [*pieces, f"({duration(age)} ago)"] if pieces and age >= _OLD_S else pieces
         )

@@ -226,6 +226,7 @@ def record(event: Event) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(
         json.dumps(asdict(event), default=str), parse_constant=lambda _: None
     )
+    del document["printed"]
     return document
 
 

@@ -115,3 +115,25 @@ def test_the_example_learns_and_is_short(tmp_path):
     (accuracy,) = [line for line in lines if line.startswith("accuracy ")]
     assert float(accuracy.removeprefix("accuracy ")) > 0.9
     assert len((home / "main.py").read_text().splitlines()) <= 60
+
+
+def test_the_curve_is_of_what_rank_0_prints(tmp_path):
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "main.py").write_text(
+        "import os, time\n"
+        "for step in range(1, 5):\n"
+        "    line = f'{step}/4 in {0.5:.1f} s: error={int(os.environ[\"RANK\"]) * 10 + step}'\n"
+        "    print(line)\n"
+        "    time.sleep(0.1)\n"
+    )
+    spec = JobSpec(
+        name="own",
+        image="example/own:1",
+        replicas={"nproc_per_node": 2},
+        run={"script": "main.py", "metrics": ["{step}/{steps} in {} s: error={error}"]},
+    )
+    result = run(spec, view="plain", folder=context, backend=LocalBackend(tmp_path / "state"))
+    rows = [(row["step"], row["error"]) for row in result.history]
+    assert rows == [(step, step) for step in range(1, 5)]
+    assert len(re.findall("error=", result.logs["master-0"])) == 8

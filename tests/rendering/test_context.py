@@ -108,7 +108,8 @@ def test_the_runtime_in_it_runs_without_the_clients_packages(built, code, tmp_pa
     )
     assert done.stdout.splitlines() == [str(home / "k8sjob/__init__.py"), "[]"]
     top = {path.name for path in (home / "k8sjob").iterdir()}
-    assert top == {"__init__.py", "contract.py", "runtime", "strategies.py", "temporary.py"}
+    shared = {"contract.py", "printed_metrics.py", "printed_metrics.tsv", "strategies.py"}
+    assert top == {"__init__.py", "runtime", "temporary.py", *shared}
     assert not list(home.rglob("*.pyc"))
 
 

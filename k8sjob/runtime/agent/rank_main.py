@@ -44,6 +44,7 @@ from k8sjob.runtime.base.errors import (
 )
 from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, with_user_paths
 from k8sjob.runtime.base.heartbeat import Observer
+from k8sjob.runtime.base.printed_output import PrintedOutput
 from k8sjob.runtime.base.termination import (
     by_rank,
     enable_stacks,
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     env, settings = rank_or_none(), config.runtime_config()
     world_size = env.world_size if env else 1
     observer = Observer(seen_file(config.error_file()), world_size, settings.hang_timeout)
-    code = 0
+    code, output = 0, None
     try:
         # It forks, so it comes before any thread.
         if timeout := settings.preflight.get("timeout"):
@@ -89,9 +90,14 @@ def main(argv: Sequence[str]) -> NoReturn:
             ).start()
         # Before the script: the imports take many seconds, which the agent reports.
         observer.start()
+        if env and env.rank == 0 and settings.metrics != [] and config.started_by_k8sjob():
+            output = PrintedOutput(settings.metrics)
+            output.start()
         run_as_main(argv)
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
         code = _report(error, observer)
+    if output:
+        output.stop()
     observer.write()  # what follows destroys the process group
     _leave(code)
 

@@ -61,7 +61,13 @@ class Reporter:
     """
 
     def __init__(
-        self, *, active: bool, events: bool, restart: int = 0, out: TextIO | None = None
+        self,
+        *,
+        active: bool,
+        events: bool,
+        restart: int = 0,
+        out: TextIO | None = None,
+        printed: bool = False,
     ) -> None:
         """A reporter.
 
@@ -70,8 +76,10 @@ class Reporter:
             events: write event lines (see contract.Event); else lines for people.
             restart: how often this process has been started again; progress has it.
             out: the stream; None is stdout as it is at each line, which notebooks replace.
+            printed: whether the numbers are read from what the script prints.
         """
         self._active, self._events, self._restart, self._out = active, events, restart, out
+        self._printed = printed
         self.sink: Sink | None = None
         self._diverged = False
 
@@ -86,7 +94,7 @@ class Reporter:
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
             counted = {"epoch": plain["epoch"] + 1} if kind is EventKind.PROGRESS else {}
             self._warn_of_divergence({**plain, **counted})  # metrics count as their user does
-        event = Event(kind, plain, time.time())
+        event = Event(kind, plain, time.time(), printed=self._printed)
         self._line(event.encode() if self._events else _SENTENCES.get(kind, _pairs)(plain))
         if self.sink and kind in {EventKind.PROGRESS, EventKind.METRICS}:
             self.sink(event)
