@@ -39,7 +39,6 @@ _LOCAL_LINES: Final = 5000
 _POINTS: Final = 60
 """Points of a curve, which is not much wider in pixels."""
 _CAUSE_LENGTH: Final = 300
-_WITHOUT_OUTPUT: Final = frozenset({JobState.CREATED, JobState.QUEUED})
 
 
 @dataclass(slots=True)
@@ -47,13 +46,13 @@ class _Row:
     """What was read of a job.
 
     Attributes:
-        entry: the job as it was then.
+        version: of the job's entry.
         training: of the lines that were read so far, the newest written at `last`.
         read_at: time.monotonic()
         content: what pages are sent.
     """
 
-    entry: JobEntry
+    version: int = 0
     training: Training = field(default_factory=Training)
     last: float = 0.0
     read_at: float = 0.0
@@ -84,13 +83,19 @@ class Rows:
                 del self._rows[key]
             rows = {key: self._row(entry) for key in keys if (entry := self._jobs.find(key))}
         wait(rows.values(), _WAIT_SECONDS)
-        return {key: row.result().content for key, row in rows.items() if row.done()}
+        # No job keeps the others from being shown.
+        read = [key for key, row in rows.items() if row.done() and not row.exception()]
+        return {key: rows[key].result().content for key in read}
 
     def _row(self, entry: JobEntry) -> Future[_Row]:
-        earlier = self._rows.get(entry.key)
-        if earlier and (not earlier.done() or _is_current(earlier.result(), entry)):
+        earlier, row = self._rows.get(entry.key), _Row()
+        if earlier and not earlier.done():
             return earlier
-        row = earlier.result() if earlier else _Row(entry)
+        if earlier and not earlier.exception():
+            row = earlier.result()
+            is_recent = time.monotonic() - row.read_at < AGAIN_SECONDS
+            if row.version == entry.version and (is_recent or job_state(entry.snapshot).finished):
+                return earlier
         self._rows[entry.key] = self._readers.submit(self._read, entry, row)
         return self._rows[entry.key]
 
@@ -98,7 +103,7 @@ class Rows:
         if self._jobs.closed.is_set():  # what is queued would keep the process from ending
             return row
         state = job_state(entry.snapshot)
-        if state not in _WITHOUT_OUTPUT:
+        if state not in {JobState.CREATED, JobState.QUEUED}:
             with suppress(K8sJobError, OSError):  # of Pods that are gone
                 _read_output(entry, row)
         row.content = {
@@ -107,18 +112,10 @@ class Rows:
             "progress": _progress(entry, row, state),
             "curve": _curve(row.training),
         }
-        row.entry, row.read_at = entry, time.monotonic()
-        if state.finished:
-            row.training = Training()  # it may have many curves
-            row.last = 0.0
+        row.version, row.read_at = entry.version, time.monotonic()
+        if state.finished:  # it may have many curves
+            row.training, row.last = Training(), 0.0
         return row
-
-
-def _is_current(row: _Row, entry: JobEntry) -> bool:
-    if row.entry.version != entry.version:
-        return False
-    ended = job_state(entry.snapshot).finished
-    return ended or time.monotonic() - row.read_at < AGAIN_SECONDS
 
 
 def _why(entry: JobEntry, row: _Row, state: JobState) -> str:

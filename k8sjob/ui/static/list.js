@@ -10,7 +10,8 @@ const ENDED = new Set(["Succeeded", "Failed", "Stopped"]);
 const EXPLAINED = new Set(["Failed", "Queued", "Suspended", "Restarting", "Deleting"]); // by the controller's message
 const AGES = [["Today", 0], ["Last 7 days", 6], ["Older", Infinity]]; // days before today that a group goes back
 const REFRESH_MS = 5000;
-const SOON_MS = 200;
+const SOON_MS = 200; // after rows were scrolled into view
+const AGAIN_MS = 1000; // after rows that took too long
 const NEWEST = 32; // running jobs that are read, also where they are not on the screen
 const MOST = 64; // rows that are read at once
 const COLUMNS = { // what a column is sorted by
@@ -200,7 +201,7 @@ export function jobList(view, { state }) {
     }
     if (filters.column === "Progress") order();
     filter();
-    lookIn(answers && wanted.some((job) => !job.isRead) ? SOON_MS : REFRESH_MS);
+    lookIn(answers && wanted.some((job) => !job.isRead) ? AGAIN_MS : REFRESH_MS);
   }
 
   let stream = follow("/api/events", {
