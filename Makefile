@@ -10,6 +10,7 @@
 # make docs-site  the documentation as a searchable site, in site/
 # make bench  measurements beside the tools one would use instead
 # make release  the packages in dist/, checked by an install in empty environments; see CONTRIBUTING.md
+# make publish  the same, then the tag, the image and the packages, for all; see CONTRIBUTING.md
 # make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
 # make cluster-down   its end
 
@@ -23,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Else each of thousands of processes compiles k8sjob again: 0.2 s of a processor.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site release clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site release publish clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -99,6 +100,9 @@ release: $(VENV)/.dev
 	$(BIN)/uv build -q
 	$(BIN)/python packaging/krew.py dist/krew "$${K8SJOB_REPOSITORY:-https://host.example/owner/k8sjob}"
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python packaging/check.py dist
+
+publish: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python packaging/publish.py $(ARGS)
 
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up

@@ -111,6 +111,62 @@ def test_the_krew_plugin_with_nothing_there(plugin, tmp_path):
     assert "pipx install 'k8sjob[cluster]==0.1.0'" in done.stderr
 
 
+@pytest.fixture
+def publish(tmp_path, monkeypatch):
+    """Publishes a checkout beside programs that only write down how they were called."""
+    checkout, git = tmp_path / "checkout", ["git", "-C", tmp_path / "checkout"]
+    for file in ("packaging/publish.py", "pyproject.toml"):
+        executable(checkout / file, (ROOT / file).read_text())
+    (checkout / "CHANGELOG.md").write_text("## [0.1.0] - 2026-12-01\n")
+    (checkout / ".gitignore").write_text("dist\n")
+    executable(checkout / "dist/k8sjob-0.1.0.tar.gz", "")
+    for name in ("make", "docker", "uv"):
+        executable(tmp_path / "bin" / name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
+    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{name}_NAME", "x")
+        monkeypatch.setenv(f"{name}_EMAIL", "x@example")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("K8SJOB_REPOSITORY", "https://forge.example/team/k8sjob")
+    subprocess.run(["git", "init", "-q", "--bare", tmp_path / "origin"], check=True)
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    for argv in (["remote", "add", "origin", "../origin"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *argv], check=True)
+    command = [sys.executable, checkout / "packaging/publish.py"]
+    return lambda *argv: subprocess.run(
+        [*command, *argv], check=False, capture_output=True, text=True
+    )
+
+
+def test_one_command_publishes_a_version_and_goes_on_after_a_failure(
+    publish, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("K8SJOB_IMAGE", "forge.example/k8sjob")
+    calls, tag = tmp_path / "calls", tmp_path / "origin/refs/tags/v0.1.0"
+    image = "forge.example/k8sjob:0.1.0"
+    built = ["make release", f"docker build -f packaging/Dockerfile -t {image} ."]
+    assert "not run: uv publish" in publish("--dry-run").stdout
+    assert calls.read_text().splitlines() == built
+    assert not tag.exists()
+    uv = (tmp_path / "bin/uv").read_text()
+    executable(tmp_path / "bin/uv", "#!/bin/sh\nexit 3\n")
+    assert "exit code 3; the same command goes on from here" in publish().stderr
+    executable(tmp_path / "bin/uv", uv)
+    calls.unlink()
+    assert publish().returncode == 0
+    published = [f"docker push {image}", "uv publish dist/k8sjob-0.1.0.tar.gz"]
+    assert calls.read_text().splitlines() == [*built, *published]
+    assert tag.exists()
+
+
+def test_a_version_that_cannot_be_published_is_refused_with_all_reasons(publish, tmp_path):
+    (tmp_path / "checkout/CHANGELOG.md").write_text("## [Unreleased]\n")
+    done = publish()
+    assert done.returncode == 1
+    for reason in ("K8SJOB_IMAGE is not set", "rename [Unreleased]", "commit them"):
+        assert reason in done.stderr
+    assert not (tmp_path / "calls").exists()
+
+
 @pytest.mark.system
 @pytest.mark.timeout(1800)  # it installs everything in a container
 @pytest.mark.skipif(bool(missing_tools()), reason=str(missing_tools()))
