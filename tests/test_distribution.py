@@ -122,19 +122,17 @@ def publish(tmp_path, monkeypatch):
     executable(checkout / "dist/k8sjob-0.1.0.tar.gz", "")
     for name in ("make", "docker", "uv"):
         executable(tmp_path / "bin" / name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
-    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
-        monkeypatch.setenv(f"{name}_NAME", "x")
-        monkeypatch.setenv(f"{name}_EMAIL", "x@example")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setenv("K8SJOB_REPOSITORY", "https://forge.example/team/k8sjob")
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "origin"], check=True)
-    subprocess.run(["git", "init", "-q", checkout], check=True)
-    for argv in (["remote", "add", "origin", "../origin"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *argv], check=True)
+    for line in (
+        "init -q", "remote add origin ../origin", "config user.name x", "config user.email x",
+        "add .", "commit -qm x",
+    ):  # fmt: skip
+        subprocess.run([*git, *line.split()], check=True)
     command = [sys.executable, checkout / "packaging/publish.py"]
-    return lambda *argv: subprocess.run(
-        [*command, *argv], check=False, capture_output=True, text=True
-    )
+    options = {"capture_output": True, "text": True}
+    return lambda *argv: subprocess.run([*command, *argv], check=False, **options)
 
 
 def test_one_command_publishes_a_version_and_goes_on_after_a_failure(
