@@ -244,9 +244,11 @@ class _Watcher:
         news = (status.state, status.reason, status.message)
         if news != self._reported_job:
             self._reported_job = news
-            # By the clock of its stamps, so that a reader can count from them to now.
-            now = self._newest[0].now.timestamp() if self._newest else time.time()
-            yield Event(EventKind.JOB, _job_data(status), now)
+            yield Event(EventKind.JOB, _job_data(status), self._now())
+
+    def _now(self) -> float:
+        """By the clock of the job's stamps, so that a reader can count from them to now."""
+        return self._newest[0].now.timestamp() if self._newest else time.time()
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
         fields = ("phase", "reason", "restarts", "node", "exit_code", "message", "waiting")
@@ -254,7 +256,7 @@ class _Watcher:
             if self._reported_replicas.get(replica.name) != replica:
                 self._reported_replicas[replica.name] = replica
                 data = {field: getattr(replica, field) for field in fields}
-                yield Event(EventKind.REPLICA, data, time.time(), replica.name)
+                yield Event(EventKind.REPLICA, data, self._now(), replica.name)
 
     def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
         """Each warning once, and only once one that many replicas have alike."""

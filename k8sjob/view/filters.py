@@ -51,6 +51,32 @@ class ShownEvents:
                 yield event
 
 
+# --- versions -----------------------------------------------------------------------------------
+
+_BANNER: Final = re.compile(r"k8sjob: [^,]+, job .*?, (Python [^,]+(?:, torch .+)?)")
+"""An agent's first line, which says where it is; the group's line says that for all."""
+
+
+class Versions:
+    """Leaves out the first line of each agent, but for versions that are not the first agent's."""
+
+    def __init__(self) -> None:
+        self._first: tuple[str, str] | None = None
+
+    def take(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The events to show."""
+        for event in events:
+            written = str(event.data.get("text")) if event.kind == EventKind.LOG else ""
+            match = _BANNER.fullmatch(written)
+            if match is None:
+                yield event
+                continue
+            replica, versions = self._first = self._first or (text(event.replica), match[1])
+            if versions != match[1]:
+                line = f"k8sjob: {match[1]}, while {replica} has {versions}"
+                yield replace(event, data={**event.data, "text": line})
+
+
 # --- errors -------------------------------------------------------------------------------------
 
 _LINE: Final = re.compile(r"(?:\[rank (\d{1,9})\] )?(.*)", re.DOTALL)

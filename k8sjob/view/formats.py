@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event
 from k8sjob.sanitize import integer, text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from k8sjob.observe.training import Progress
 
+THEN: Final = " > "
+"""Between two stages of a timeline."""
+_ENDS: Final = frozenset({"succeeded", "failed", "stopped", "deleted"})
+_SHORTEST: Final = 1.5
+"""Seconds of a stage that is worth showing once it is over."""
 _WAITING: Final = 0.05
 """The part of the time lost to the slowest rank that is worth showing."""
 
@@ -44,6 +50,18 @@ def costs(progress: Progress) -> list[str]:
     if progress.memory_bytes is not None and 0 <= progress.memory_bytes < 2**60:
         pieces.append(f"memory {progress.memory_bytes / 2**30:.2f} GiB")
     return pieces
+
+
+def timeline(stages: Sequence[tuple[str, float]], now: float) -> list[str]:
+    """The stages of a job with how long each took, the last one up to now, without very short ones.
+
+    An end is no stage: the job's state says it.
+    """
+    return [
+        f"{stage} {duration(end - at)}"
+        for (stage, at), (following, end) in pairwise([*stages, ("", now)])
+        if stage not in _ENDS and (not following or not end - at < _SHORTEST)
+    ]
 
 
 def duration(seconds: float) -> str:

@@ -122,6 +122,11 @@ class LinePrinter:
         replicas.add("")  # "more replicas" is shown once
         return self.prefix().append("more replicas: ")
 
+    @property
+    def width(self) -> int:
+        """Columns in front of a line now."""
+        return self._width + len(" | ")
+
     def prefix(self, replica: str = "") -> Text:
         """The name in front of a line; k8sjob's own where there is no replica."""
         name = text(replica)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from k8sjob.contract import Event, counted
-from k8sjob.view.filters import ShownEvents
-from k8sjob.view.formats import costs, duration, position, started
+from k8sjob.contract import Event, EventKind, counted
+from k8sjob.view.filters import ShownEvents, Versions
+from k8sjob.view.formats import THEN, costs, duration, position, started, timeline
 from k8sjob.view.lines import NAME_WIDTH, STATE_STYLE, JobClock, LinePrinter, color
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ _ERASE_REST_OF_LINE: Final = "\x1b[K"
 
 MAX_LINE: Final = 4000
 """Characters of one log line that a screen shows; the log itself keeps them all."""
-_BAR: Final = 40
-"""Columns of the progress bar, where there is room for them."""
+_BAR: Final = 100
+"""Columns of the progress bar at most."""
+_GAP: Final = "  "
 
 
 class LiveView:
@@ -42,6 +43,7 @@ class LiveView:
     ) -> None:
         self._events = ShownEvents(job, verbose=verbose)
         self.summary = self._events.summary
+        self._versions = None if verbose else Versions()
         self._console = console
         self._printer = LinePrinter()
         self._panel = Panel(self.summary, ascii_only=ascii_only)
@@ -57,10 +59,27 @@ class LiveView:
         self._region.close()
 
     def _draw(self, events: Iterable[Event]) -> None:
-        lines = [_shortened(line) for event in events if (line := self._printer.line(event))]
-        above = Text("\n").join(lines) if lines else None
         size = self._console.size
+        shown = self._versions.take(events) if self._versions else events
+        lines = [line for event in shown for line in self._lines(event, size.width)]
+        above = Text("\n").join(lines) if lines else None
         self._region.draw(self._panel.lines(size.width, size.height), above)
+
+    def _lines(self, event: Event, columns: int) -> list[Text]:
+        """An event's line in as many rows as it needs, all beside the name in front."""
+        line = self._printer.line(event)
+        if line is None:
+            return []
+        line = _shortened(line)
+        if event.kind == EventKind.METRICS:  # a row of a table: the report has all of them
+            end = line.plain.rfind(_GAP, 0, columns + 1)
+            return [line if cell_len(line.plain) <= columns or end < 0 else line[:end]]
+        if cell_len(line.plain) <= columns:
+            return [line]
+        name, text = line.divide([self._printer.width])
+        rows = text.wrap(self._console, max(columns - len(name), 1), tab_size=4)
+        gap = Text(" " * (len(name) - 2) + "| ", "dim")
+        return [(name if row is rows[0] else gap).copy().append_text(row) for row in rows]
 
 
 class Panel:
@@ -74,30 +93,48 @@ class Panel:
     def lines(self, columns: int, rows: int) -> list[Text]:
         """The lines for a terminal of that size: narrower than it by one column, and lower."""
         room, width = max(rows - 3, 1), max(columns - 1, 1)
-        lines = [self._title()]
-        if self._summary.starting:
-            lines.append(Text(self._summary.starting, style="yellow"))
-        progress = self._summary.progress
+        summary, progress = self._summary, self._summary.progress
+        waiting = Text(summary.waiting[1], style="yellow")
+        lines = _packed([self._title(), self._timeline(width), self._group(), waiting], width)
         if progress.fraction is not None:
             lines.append(self._bar(progress.fraction, max(min(width - len(" 100%"), _BAR), 1)))
-        for pieces, style in ((position(progress), ""), (costs(progress), "dim")):
-            if pieces:
-                lines.append(Text(_joined(pieces, width), style))
-        lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
+        numbers = ((position(progress), ""), (costs(progress), "dim"))
+        lines += _packed([Text(_joined(pieces, width), style) for pieces, style in numbers], width)
+        lines += self._different(max(min(room // 2, room - len(lines)), 0))
         for line in lines:
             line.truncate(width, overflow="crop" if self._ascii else "ellipsis")
         return lines[:room]
 
     def _title(self) -> Text:
-        summary = self._summary
-        state = summary.shown_state
-        title = Text(summary.job, style="bold").append("  ")
+        state = self._summary.shown_state
+        title = Text(self._summary.job, style="bold").append(_GAP)
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        age = self._clock.now(summary.reported_at) - (summary.created or self._clock.began)
-        title.append(f"  {duration(max(age, 0))}", style="not bold")
-        if summary.group:
-            title.append(f"  {started(summary.group)}", style="not bold dim")
-        return title
+        age = self._now() - (self._summary.created or self._clock.began)
+        return title.append(f"{_GAP}{duration(max(age, 0))}", style="not bold")
+
+    def _now(self) -> float:
+        return self._clock.now(self._summary.reported_at)
+
+    def _timeline(self, width: int) -> Text:
+        """The stages so far; of too many the last ones."""
+        stages = timeline(self._summary.stages, self._now())
+        line = THEN.join(stages)
+        while len(line) > width and len(stages) > 1:
+            stages = stages[1:]
+            line = THEN.join(["...", *stages])
+        return Text(line)
+
+    def _group(self) -> Text:
+        """The group, and how many of the replicas are in which situation, on which node."""
+        summary = self._summary
+        replicas = summary.replicas.values()
+        counts = Counter(replica.situation or "Unknown" for replica in replicas)
+        line = ", ".join(f"{count} {situation}" for situation, count in counts.items())
+        nodes = {replica.node for replica in replicas if replica.node}
+        if nodes:
+            line += f" on {next(iter(nodes)) if len(nodes) == 1 else f'{len(nodes)} nodes'}"
+        pieces = [started(summary.group)] if summary.group else []
+        return Text(_GAP.join([*pieces, line] if line else pieces), style="dim")
 
     def _bar(self, done: float, width: int) -> Text:
         full, empty = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
@@ -106,25 +143,19 @@ class Panel:
         bar.append(empty * (width - filled), style="dim" if self._ascii else "grey37")
         return bar.append(f" {done:4.0%}")
 
-    def _replicas(self, rows: int) -> Iterator[Text]:
-        """One line per replica; of too many, only unusual ones, and counts."""
-        replicas = self._summary.replicas
-        if len(replicas) <= rows:
-            shown, others_by_state = list(replicas), Counter[str]()
-        else:
-            odd = [name for name, replica in replicas.items() if replica.situation != "Running"]
-            shown = odd[: max(rows - 1, 0)]
-            others_by_state = Counter(
-                replica.situation for name, replica in replicas.items() if name not in shown
-            )
+    def _different(self, rows: int) -> Iterator[Text]:
+        """A line for each replica that is not as most are, of too many for the first ones."""
+        situations = {name: _replica(pod) for name, pod in self._summary.replicas.items()}
+        usual = Counter(line.plain for line in situations.values()).most_common(1)
+        names = [name for name, line in situations.items() if line.plain != usual[0][0]]
+        shown = names if len(names) <= rows else names[: max(rows - 1, 0)]
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
-            yield Text(f"{name:{width}}  ", style=color(name)).append_text(_replica(replicas[name]))
-        if others_by_state and rows:
-            counts = ", ".join(
-                f"{count} {phase or 'Unknown'}" for phase, count in others_by_state.items()
-            )
-            yield Text(f"and {counts}" if shown else counts)
+            line = Text(f"{name:{width}}  ", style=color(name)).append_text(situations[name])
+            node = self._summary.replicas[name].node
+            yield line.append(f"  {node}", style="dim") if node else line
+        if rows and len(names) > len(shown):
+            yield Text(f"and {len(names) - len(shown)} more that differ")
 
 
 def _replica(replica: ReplicaStatus) -> Text:
@@ -137,9 +168,18 @@ def _replica(replica: ReplicaStatus) -> Text:
     if replica.exit_code is not None:
         which = "last exit code" if phase == "Running" else "exit code"
         line.append(f"  {which} {replica.exit_code}")
-    if replica.node:
-        line.append(f"  {replica.node}", style="dim")
     return line
+
+
+def _packed(lines: Sequence[Text], width: int) -> list[Text]:
+    """The lines, joined where two of them fit into one; without empty ones."""
+    packed: list[Text] = []
+    for line in filter(None, lines):
+        if packed and packed[-1].cell_len + len(_GAP) + line.cell_len <= width:
+            packed[-1] = Text(_GAP).join([packed[-1], line])
+        else:
+            packed.append(line)
+    return packed
 
 
 def _joined(pieces: list[str], width: int) -> str:

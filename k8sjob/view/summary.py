@@ -11,6 +11,8 @@ from k8sjob.observe.status import ReplicaStatus
 from k8sjob.observe.training import Training
 from k8sjob.sanitize import integer, real, safe_text, text
 
+_MOST_STAGES: Final = 100
+"""Last stages that are kept of a job whose processes start again and again."""
 REPEATS: Final = "repeats"
 """Key in the data of an agent's LOG event: the error in it that a traceback has shown."""
 
@@ -28,6 +30,7 @@ class JobSummary(Training):
         since: when it came into its state.
         reported_at: when its state was last reported, by the clock of these stamps.
         replicas: by name as last reported, in the order in which they came.
+        stages: where the job was, from its creation on, and since when: see `stage`.
     """
 
     job: str = ""
@@ -41,6 +44,7 @@ class JobSummary(Training):
     reported_at: float = 0.0
     replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    stages: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
@@ -55,6 +59,20 @@ class JobSummary(Training):
                 self.findings.append(finding(event))
             case _:
                 pass
+        self._enter_stage(event)
+
+    @property
+    def stage(self) -> str:
+        """Where the job is on its way, by the last of its replicas; empty before that is known."""
+        if self.state not in {"", "Created", "Running"} or self.stopping:
+            return self.shown_state.lower()
+        if self.group:
+            return "training"
+        if self.waiting[1]:
+            return "joining"
+        if self.phases:
+            return "starting" if "python" in self.phases.values() else "importing"
+        return self._stage_of_replicas() if self.state else ""
 
     @property
     def shown_state(self) -> str:
@@ -67,6 +85,29 @@ class JobSummary(Training):
         if self.started is None or self.finished is None:
             return None
         return self.finished - self.started
+
+    def _stage_of_replicas(self) -> str:
+        replicas = self.replicas.values()
+        if replicas and all(replica.phase == "Running" for replica in replicas):
+            return "running"
+        # A node is chosen, and gets the image and the volumes.
+        return "pulling" if any(replica.node for replica in replicas) else "queued"
+
+    def _enter_stage(self, event: Event) -> None:
+        stage, at = self.stage, event.time
+        if event.kind == EventKind.JOB:
+            # Of a job that is older than this summary, only its stamps say since when.
+            at = self.finished or (at if self.stages else self.started) or at
+            if self.created and not (self.stages and self.stages[0][1] <= self.created):
+                self.stages.insert(0, ("queued", self.created))
+        if not stage or (self.stages and self.stages[-1][0] == stage):
+            return
+        # Objects are read as they are now, and then output that was written long before.
+        while self.stages and self.stages[-1][1] > at:
+            self.stages.pop()
+        if not self.stages or self.stages[-1][0] != stage:
+            self.stages.append((stage, at))
+        del self.stages[:-_MOST_STAGES]
 
     def _job(self, data: dict[str, Any]) -> None:
         self.state = text(data.get("state"))

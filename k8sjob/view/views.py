@@ -25,7 +25,7 @@ from k8sjob.html_card import bar, card, curve, finding_parts, folded, paragraph,
 from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
-from k8sjob.view.formats import costs, duration, position, started
+from k8sjob.view.formats import THEN, costs, duration, position, started, timeline
 from k8sjob.view.lines import JobClock, JobRows, LinePrinter
 from k8sjob.view.live import LiveView
 from k8sjob.view.summary import JobSummary
@@ -265,6 +265,9 @@ def close_with_report(
         return
     out = out or sys.stdout
     console = console_for(out)
+    if isinstance(view, LiveView):  # what was on the screen before its panel went
+        stages = timeline(view.summary.stages, view.summary.reported_at)
+        more = {"stages": THEN.join(stages), **(more or {})}
     lines = report(view.summary, more=more)
     console.print(Text("\n").join([Text(), *lines]), soft_wrap=True)
 

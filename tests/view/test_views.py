@@ -144,18 +144,76 @@ def test_json_lines_carry_everything_and_have_no_nan(life):
     assert lines[-1]["data"] == {"loss": None, "all": [None, {"x": None}]}
 
 
-def screen(events, width=100, height=24, **options):
+def screen(events, width=80, height=24, **options):
     return [line.plain for line in Panel(summary_of(events), **options).lines(width, height)]
 
 
 def test_the_panel_shows_where_the_training_stands(life):
-    title, bar, where, *replicas = screen(life[:-4])
+    title, group, bar, where = screen(life[:-4])
     assert title.startswith("digits  Running  ")
-    assert title.endswith("2 processes joined: ddp over gloo on cpu")
-    assert bar == "━" * 40 + " 100%"
+    assert group == "2 processes joined: ddp over gloo on cpu  2 Running on here"
+    assert bar == "━" * 74 + " 100%"
     assert where == "epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15"
-    assert screen(life[:-4], width=40)[2] == "epoch 2/2  step 20/20  loss 0.25"
-    assert replicas == ["master-0  Running    here", "worker-0  Running    here"]
+    assert screen(life[:-4], width=40)[-1] == "epoch 2/2  step 20/20  loss 0.25"
+    wide = screen(life[:-4], width=160)
+    assert (len(wide), wide[0].endswith(group)) == (3, True)
+
+
+def test_the_panel_has_the_stages_of_the_job_and_the_replicas_that_differ():
+    def job(state, now, **stamps):
+        return Event(EventKind.JOB, {"state": state, "created": 100.0, **stamps}, now)
+
+    def pod(name, now, **data):
+        return Event(EventKind.REPLICA, data, now, name)
+
+    begun = [
+        job("Created", 101.0),
+        pod("master-0", 105.0, phase="Pending", node="a"),
+        pod("worker-0", 105.0, phase="Pending", node="b"),
+        *(pod(name, 115.0, phase="Running", node="a") for name in ("master-0", "worker-0")),
+        starting("python", time=115.2),
+        starting("importing", time=117.2),
+        starting("waiting", time=137.2, world_size=2, missing=1, ranks=[1]),
+    ]
+    stages = "queued 0:05 > pulling 0:10 > starting 0:02 > importing 0:20 > joining 0:08"
+    waiting = "2 Running on a  waiting for 1 of 2 processes: rank 1"
+    assert screen([*begun, job("Running", 145.0)])[1:] == [stages, waiting]
+    assert screen([*begun, job("Running", 145.0)], width=60)[1].startswith("... > starting 0:02 > ")
+    # Who comes late reads how the objects are now, and then the output from its beginning.
+    late = [*begun[3:5], job("Running", 990.0, started=112.0)]
+    ended = [*begun[5:], job("Succeeded", 990.0, started=112.0, finished=150.0)]
+    restarted = pod("worker-0", 990.0, phase="Running", node="a", restarts=1)
+    assert screen([*late, *begun[5:], restarted, job("Running", 145.0)])[1:] == [
+        "queued 0:12 > running 0:03 > starting 0:02 > importing 0:20 > joining 0:08",
+        waiting,
+        "worker-0  Running    1 restart  a",
+    ]
+    for events in ([*late, *ended], ended):
+        assert "> importing 0:20 > joining 0:13" in "\n".join(screen(events))
+
+
+def test_the_screen_has_one_line_for_agents_that_are_alike_and_wraps_at_words(console, terminal):
+    view = LiveView(console(60), "x")
+    lines = [
+        *(
+            f"k8sjob: 0.1, job x, node {at} of 3, Python 3.12, torch 2.{8 + at // 2}"
+            for at in range(3)
+        ),
+        "RuntimeError: " + "no " * 20,
+    ]
+    for at, line in enumerate(lines):
+        view.show([Event(EventKind.LOG, {"text": line}, 0, f"worker-{at}")])
+    logged = {f"metric_{at}": 0.5 for at in range(9)}
+    view.show([Event(EventKind.METRICS, logged, 0, "worker-0")])
+    seen = Screen()
+    seen.write(terminal.getvalue())
+    assert [line.rstrip() for line in seen.lines if " | " in line] == [
+        "worker-2 | k8sjob: Python 3.12, torch 2.9, while worker-0",
+        "         | has Python 3.12, torch 2.8",
+        "worker-3 | RuntimeError: " + "no " * 11 + "no",
+        "         | " + "no " * 7 + "no",
+        "worker-0 | metric_0 0.5  metric_1 0.5  metric_2 0.5",
+    ]
 
 
 COSTS = {"grad_norm": 0.5123, "memory_bytes": 3 << 29, "step_s": 0.2, "wait_s": 0.05, "slowest": 3}
@@ -179,10 +237,10 @@ def test_what_a_training_costs_has_a_line_of_its_own(progress, data, detail):
 
 def test_the_bar_fills_as_the_epochs_go(progress):
     """Its marks differ: under NO_COLOR, and for who sees no colors, these alone show it."""
-    for epoch, step, filled in ((0, 0, 0), (0, 10, 10), (1, 0, 20), (1, 20, 40)):
+    for epoch, step, filled in ((0, 0, 0), (0, 10, 25), (1, 0, 50), (1, 20, 100)):
         for narrow, (full, empty) in ((True, "#."), (False, "━─")):
             bar = screen([progress(epoch, step)], width=200, ascii_only=narrow)[1]
-            assert bar.startswith(full * filled + empty * (40 - filled) + " ")
+            assert bar.startswith(full * filled + empty * (100 - filled) + " ")
 
 
 def test_many_replicas_become_counts():
@@ -190,11 +248,15 @@ def test_many_replicas_become_counts():
     events[42] = Event("replica", {"phase": "Pending", "reason": "Unschedulable"}, 0, "worker-42")
     crashing = {"phase": "Running", "reason": "CrashLoopBackOff", "restarts": 3, "waiting": True}
     events[70] = Event("replica", crashing, 0, "worker-70")
-    assert screen(events)[1:] == [
+    title, *named = screen(events)
+    assert title.endswith("  98 Running, 1 Pending, 1 CrashLoopBackOff")
+    assert named == [
         "worker-42  Pending    Unschedulable",
         "worker-70  Running    3 restarts  CrashLoopBackOff",
-        "and 98 Running",
     ]
+    failed = [Event("replica", {"phase": "Failed"}, 0, f"worker-{i}") for i in range(9, 39)]
+    *named, more = screen([*events, *failed])[1:]
+    assert (len(named), more) == (9, "and 23 more that differ")
 
 
 def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
@@ -255,7 +317,7 @@ class Screen:
 
 
 def test_lines_scroll_by_above_the_panel_and_stay(life, console, terminal):
-    view = LiveView(console(120), "digits")
+    view = LiveView(console(80), "digits")
     seen = Screen()
 
     def show(events):
@@ -268,7 +330,7 @@ def test_lines_scroll_by_above_the_panel_and_stay(life, console, terminal):
     for event in life:
         show([event])
         show([])
-    assert seen.lines[-5:-1][0].startswith("━━━━━━━━━━")
+    assert seen.lines[-3].startswith("━━━━━━━━━━")
     above = [line for line in seen.lines if "|" in line]
     terminal.seek(0)
     terminal.truncate()
