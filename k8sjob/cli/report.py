@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
 
 _MOST_CURVES: Final = 24
-_SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
+_SPEED: Final = ("samples_per_s", "wait_s", "memory_bytes")
 """Metrics that the runtime adds to each report; their curves come last."""
 _HEAD: Final = """\
 <!doctype html>
@@ -102,10 +102,9 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
 
 def _curves(reached: Reached) -> Iterator[Html]:
     """The numbers of the training over its epochs, or by their count where it has none."""
-    numbers = reached.numbers()
-    for name in sorted(numbers, key=_SPEED.__contains__)[:_MOST_CURVES]:
-        points, axis = numbers[name], "epoch" if reached.counts_epochs else "report"
-        if drawn := curve(points, name, axis=axis, written=partial(quantity, name)):
+    curves, axis = reached.curves, "epoch" if reached.counts_epochs else "report"
+    for name in sorted(curves, key=_SPEED.__contains__)[:_MOST_CURVES]:
+        if drawn := curve(curves[name], name, axis=axis, written=partial(quantity, name)):
             yield Html(f"<figure>{drawn}</figure>")
 
 

@@ -16,8 +16,8 @@ from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
-from k8sjob.observe.training import POSITION, Training, numbers_and_texts
-from k8sjob.sanitize import real, safe_text
+from k8sjob.observe.training import Training, numbers_and_texts
+from k8sjob.sanitize import safe_text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 
@@ -91,21 +91,6 @@ class Reached(Training):
                 latest |= logged
             else:
                 self._add_row(event, {"loss": latest["loss"], **row} if "loss" in latest else row)
-
-    def numbers(self) -> dict[str, list[tuple[float, float]]]:
-        """The numbers of the history by name, each after the epochs that were behind.
-
-        Where the training reports no epochs these are the rows that were before.
-        """
-        numbers: dict[str, list[tuple[float, float]]] = {}
-        steps = max((real(row["step"]) or 0.0 for row in self.history), default=0.0) or 1.0
-        for index, row in enumerate(self.history):
-            epoch, step = real(row["epoch"]), real(row["step"]) or 0.0
-            behind = epoch - 1 + step / steps if epoch else float(index)
-            for name, value in row.items():
-                if name not in POSITION and isinstance(value, int | float):
-                    numbers.setdefault(name, []).append((behind, value))
-        return numbers
 
     def _add_row(self, event: Event, row: dict[str, str | float]) -> None:
         epoch, step = self._now

@@ -333,12 +333,15 @@ def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     words = '</pre><script>alert("x")</script>'
     losses = [
-        Event(
-            EventKind.PROGRESS,
-            {"epoch": 0, "step": step, "loss": loss, words: loss, "memory_bytes": loss * 2**30},
-            1.0,
-        )
+        Event(kind, data, 1.0)
         for step, loss in enumerate((2.5, 1.25, 0.5))
+        for kind, data in (
+            (
+                EventKind.PROGRESS,
+                {"epoch": 0, "step": step, "steps": 2, "loss": loss, "memory_bytes": loss * 2**30},
+            ),
+            (EventKind.METRICS, {words: loss}),
+        )
     ]
     lines = [words, *(loss.encode() for loss in losses)]
     file = job("end", f"annotations: {{words: {words!r}}}")
