@@ -89,6 +89,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_findings.py
 	$(BIN)/python docs/generate_shown.py
 	$(BIN)/python docs/generate_architecture.py
+	$(BIN)/python docs/generate_picture.py
 
 # The pages as a searchable site, in site/; needs no network.
 docs-site: $(VENV)/.dev

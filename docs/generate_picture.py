@@ -1,9 +1,14 @@
-"""Writes docs/images/run.svg, the demo in a terminal: `python docs/generate_picture.py` (tmux)."""
+"""Pictures of a terminal: `python docs/generate_picture.py` writes docs/images/answers.svg.
+
+These are the first answers in README, which the tests run. With the argument `run` it also writes
+docs/images/run.svg, the demo in the middle of its training, for which it needs tmux.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +20,8 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "images" / "run.svg"
+FOLDER = ROOT / "docs" / "images"
+README = ROOT / "README.md"
 COLUMNS, ROWS = 108, 32
 COMMAND = "k8sjob run --fresh manifests/digits-ddp/job.yaml"
 MOMENT = "epoch 18/20"  # when the picture is taken
@@ -47,18 +53,32 @@ def screen() -> str:
             time.sleep(6)  # the job's processes leave by themselves when their parent is gone
 
 
-def main() -> None:
-    """Take the picture."""
+def answers() -> Text:
+    """The console blocks of README's first section, colored."""
+    section = README.read_text(encoding="utf-8").split("\n## ")[1]
+    blocks = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    text = Text("\n".join(blocks).rstrip("\n"))
+    text.highlight_regex(r"(?m)^\$ .*", "bold")
+    text.highlight_regex(r"(?m)^(why:|differs:)|warning\[[\w-]+\]", "red")
+    text.highlight_regex(r"(?m)^ *next:", "green")
+    return text
+
+
+def picture(text: Text, title: str) -> str:
+    """A terminal that shows this text, as SVG."""
     console = Console(
         width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, color_system="256"
     )
-    console.print(Text.from_ansi(screen().rstrip("\n")))
-    svg = console.export_svg(title="k8sjob run", theme=MONOKAI)
+    console.print(text)
+    svg = console.export_svg(title=title, theme=MONOKAI, unique_id=title.replace(" ", "-"))
     # Fonts from the network have no place in a file that must look the same anywhere.
     head, _, rest = svg.partition("@font-face")
     svg = head + rest[rest.rindex("@font-face") :].partition("}")[2] if rest else svg
-    TARGET.write_text(svg.replace("Fira Code", "monospace"), encoding="utf-8")
+    return svg.replace("Fira Code", "monospace")
 
 
 if __name__ == "__main__":
-    main()
+    (FOLDER / "answers.svg").write_text(picture(answers(), "k8sjob"), encoding="utf-8")
+    if "run" in sys.argv:
+        shot = picture(Text.from_ansi(screen().rstrip("\n")), "k8sjob run")
+        (FOLDER / "run.svg").write_text(shot, encoding="utf-8")

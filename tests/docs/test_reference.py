@@ -54,6 +54,13 @@ def test_the_drawings_of_the_architecture_are_up_to_date():
         assert there == generate.drawing(drawing), "run: make docs"
 
 
+def test_the_picture_of_the_answers_shows_what_the_readme_shows():
+    generate, shown = program("generate_picture"), re.compile(r"<text[^>]*>([^<]*)")
+    there = (generate.FOLDER / "answers.svg").read_text()
+    drawn = generate.picture(generate.answers(), "k8sjob")
+    assert shown.findall(there) == shown.findall(drawn), "run: make docs"
+
+
 def test_every_strategy_has_a_row_of_its_proof():
     page = (ROOT / "docs/reference/strategies.md").read_text()
     assert [kind for kind in STRATEGIES if f"\n| `{kind}`" not in page] == []
