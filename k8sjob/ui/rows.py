@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
     from k8sjob.ui.jobs import JobEntry, Jobs
 
-AGAIN_SECONDS: Final = 5.0
-"""Seconds between readings of a row whose job has not ended."""
+_AGAIN_SECONDS: Final = 5.0
+"""Seconds between readings of a row whose job runs."""
+_WHY_SECONDS: Final = 20.0
+"""The same of one that waits: what explains it are several requests to a cluster."""
 _WAIT_SECONDS: Final = 3.0
 """Rows that take longer come with a later answer."""
 _READERS: Final = 8
@@ -93,8 +95,9 @@ class Rows:
             return earlier
         if earlier and not earlier.exception():
             row = earlier.result()
-            is_recent = time.monotonic() - row.read_at < AGAIN_SECONDS
-            if row.version == entry.version and (is_recent or job_state(entry.snapshot).finished):
+            state, age = job_state(entry.snapshot), time.monotonic() - row.read_at
+            lasts = _AGAIN_SECONDS if state is JobState.RUNNING else _WHY_SECONDS
+            if row.version == entry.version and (state.finished or age < lasts):
                 return earlier
         self._rows[entry.key] = self._readers.submit(self._read, entry, row)
         return self._rows[entry.key]

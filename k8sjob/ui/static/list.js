@@ -165,7 +165,7 @@ export function jobList(view, { state }) {
       observer.observe(made);
       if (before) observer.unobserve(before);
       if (before) before.replaceWith(made);
-      if (focused) made.querySelector(focused).focus({ preventScroll: true });
+      if (focused) made.querySelector(focused)?.focus({ preventScroll: true });
     }
     if (changed.length) order();
     problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
