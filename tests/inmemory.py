@@ -3,6 +3,7 @@
 import time
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.record import write_record
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.targets.jobs import job_of
@@ -68,3 +69,13 @@ class JobsInMemory:
 
     def find(self, name):
         return JobRef.of(job_of(self.there[name]))
+
+
+def record(path, document, pods, lines):
+    """Writes the record of a job with these pods and lines of its Master; its file."""
+    meta = document["metadata"]
+    backend = JobsInMemory(**{meta["name"]: document})
+    backend.pods[meta["name"]], backend.lines[meta["name"]] = pods, lines
+    with path.open("wb") as out:
+        write_record(backend, JobRef(meta["name"], meta["namespace"]), out, lambda *_: None)
+    return path

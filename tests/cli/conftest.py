@@ -9,11 +9,9 @@ from typing import NamedTuple
 import pytest
 from apiserver import Apiserver
 from clusters import kubeconfig
-from inmemory import JobsInMemory
+from inmemory import record
 from trainings import finished, job, line, met, pod, step
 
-from k8sjob.backends.api import JobRef
-from k8sjob.backends.record import write_record
 from k8sjob.cli import main
 
 
@@ -47,14 +45,10 @@ def records(tmp_path):
     """Two jobs of two GPUs; the second one waits for the node of its worker, too."""
     pods = [pod("master-0", 100, 3600, "a"), pod("worker-0", 0, 3600, "b")]
     lines = [line(100), met(100), step(200, 1), step(3200, 2, wait=0.25, slowest=1), finished(3600)]
-    paths = []
-    for name in ("one", "two"):
-        paths.append(tmp_path / f"{name}.k8sjob")
-        with paths[-1].open("wb") as out:
-            backend = JobsInMemory(**{name: job(end=3600, name=name)})
-            backend.pods[name], backend.lines[name] = pods, lines
-            write_record(backend, JobRef(name, "team"), out, lambda *_: None)
-    return paths
+    return [
+        record(tmp_path / f"{name}.k8sjob", job(end=3600, name=name), pods, lines)
+        for name in ("one", "two")
+    ]
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from inmemory import JobsInMemory
+from inmemory import record
 from trainings import job, line, met, pod, step
 
-from k8sjob.backends.api import JobRef
-from k8sjob.backends.record import write_record
 from k8sjob.errors import JobNotFound
 
 
@@ -38,10 +36,7 @@ def test_the_job_with_most_of_a_part_is_that_of_all_its_runs(k8sjob, tmp_path):
     for name, run, start in runs:
         made, lines = job(end=100, name=name, workers=0), [line(0), met(0), step(start, 1)]
         made["metadata"]["uid"] = run
-        backend = JobsInMemory(**{name: made})
-        backend.pods[name], backend.lines[name] = [pod("master-0", 0, 100)], lines
-        with (tmp_path / f"{run}.k8sjob").open("wb") as out:
-            write_record(backend, JobRef(name, "team"), out, lambda *_: None)
+        record(tmp_path / f"{run}.k8sjob", made, [pod("master-0", 0, 100)], lines)
     done = k8sjob("usage", *(tmp_path / f"{run}.k8sjob" for _, run, _ in runs))
     assert done.out.endswith("imports help; the most for: team/one\n")
 

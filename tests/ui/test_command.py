@@ -87,16 +87,19 @@ def test_a_record_that_is_none_is_one_error(ui, tmp_path):
     assert "cannot be read as a record of a job" in err
 
 
-@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_without_its_packages_the_command_says_what_to_install(package):
+@pytest.mark.parametrize(
+    ("package", "command"), [("starlette", "ui"), ("uvicorn", "ui"), ("mcp", "mcp")]
+)
+def test_without_its_packages_the_command_says_what_to_install(package, command):
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         f"u.find_spec = lambda name, *a: None if name == {package!r} else find(name, *a)\n"
-        "from k8sjob.cli import main; main(['ui'])"
+        f"from k8sjob.cli import main; main([{command!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'k8sjob[ui]'" in done.stderr
+    assert f"pip install 'k8sjob[{command}]'" in done.stderr
+    assert done.stdout == ""
 
 
 def test_other_commands_do_not_load_the_servers_packages():
