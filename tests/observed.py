@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hostile import places
 from hypothesis import strategies as st
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
@@ -234,19 +235,11 @@ def of_recorded(job, lines=()):
     return Script([snapshot_of(job, moment)], [*lines, *recorded_lines], related=related)
 
 
-def _places(value, path=()):
-    """The path of every key and item."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield (*path, key)
-        if isinstance(inner, dict | list):
-            yield from _places(inner, (*path, key))
-
-
 def lacking(data, objects, matters):
     """A copy of objects without up to three of the places that matter, as a test draws them."""
     seen = copy.deepcopy(objects)
     for _ in range(3):
-        if not (left := [path for path in _places(seen) if matters(path)]):
+        if not (left := [path for path in places(seen) if matters(path)]):
             break
         *path, last = data.draw(st.sampled_from(left))
         inner = seen
