@@ -125,16 +125,19 @@ class Panel:
         return Text(line)
 
     def _group(self) -> Text:
-        """The group, and how many of the replicas are in which situation, on which node."""
-        summary = self._summary
-        replicas = summary.replicas.values()
-        counts = Counter(replica.situation or "Unknown" for replica in replicas)
-        line = ", ".join(f"{count} {situation}" for situation, count in counts.items())
-        nodes = {replica.node for replica in replicas if replica.node}
-        if nodes:
-            line += f" on {next(iter(nodes)) if len(nodes) == 1 else f'{len(nodes)} nodes'}"
-        pieces = [started(summary.group)] if summary.group else []
-        return Text(_GAP.join([*pieces, line] if line else pieces), style="dim")
+        """The group, how most of its replicas are, and where all of them are."""
+        pieces, replicas = [], self._summary.replicas.values()
+        if self._summary.group:
+            pieces.append(started(self._summary.group))
+        for usual, count in self._situations().most_common(1):
+            nodes = sorted({replica.node for replica in replicas if replica.node})
+            where = f"{len(nodes)} nodes" if nodes[1:] else "".join(nodes)
+            line = f"{count} {' '.join(usual.split())}"
+            pieces.append(f"{line} on {where}" if where else line)
+        return Text(_GAP.join(pieces), style="dim")
+
+    def _situations(self) -> Counter[str]:
+        return Counter(_replica(replica).plain for replica in self._summary.replicas.values())
 
     def _bar(self, done: float, width: int) -> Text:
         full, empty = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
@@ -146,8 +149,8 @@ class Panel:
     def _different(self, rows: int) -> Iterator[Text]:
         """A line for each replica that is not as most are, of too many for the first ones."""
         situations = {name: _replica(pod) for name, pod in self._summary.replicas.items()}
-        usual = Counter(line.plain for line in situations.values()).most_common(1)
-        names = [name for name, line in situations.items() if line.plain != usual[0][0]]
+        usual = [situation for situation, _ in self._situations().most_common(1)]
+        names = [name for name, line in situations.items() if line.plain not in usual]
         shown = names if len(names) <= rows else names[: max(rows - 1, 0)]
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
