@@ -99,19 +99,12 @@ class Template:
         return dict(zip(self._names, map(_value, values), strict=True))
 
 
-class _Format(NamedTuple):
-    """A row of printed_metrics.tsv."""
-
-    kind: str
-    word: str
-    pattern: re.Pattern[str]
-
-
 @cache
-def _formats() -> tuple[_Format, ...]:
+def _formats() -> list[tuple[str, str, re.Pattern[str]]]:
+    """The rows of printed_metrics.tsv: kind, word, pattern."""
     text = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return tuple(_Format(row[0], row[1], re.compile(row[2], re.IGNORECASE)) for row in rows)
+    return [(kind, word, re.compile(pattern, re.IGNORECASE)) for kind, word, pattern, _ in rows]
 
 
 def _known(line: str) -> tuple[str, Numbers]:
@@ -177,10 +170,10 @@ class PrintedMetrics:
         # Transformers prints epochs as a fraction, and the steps of all of them in a bar.
         self._fraction, self._epoch_steps, self._epochs = 0.0, 0, 0
         self._begin: tuple[float, float] | None = None  # epochs behind, and when
-        self._behind = 0.0
+        self._last: _Place | None = None
         # the kind and the names of a line -> when it was reported, of which epoch, how often
         self._sent: dict[tuple[str, ...], tuple[float, int, int]] = {}
-        self._held: dict[tuple[str, ...], tuple[float, list[Report]]] = {}
+        self._held: dict[tuple[str, ...], tuple[_Place | None, Numbers]] = {}
 
     def read(self, line: str, now: float) -> list[Report]:
         """The reports that a line leads to; `now` in seconds."""
@@ -190,25 +183,25 @@ class PrintedMetrics:
             return []
         key = (kind, *sorted(numbers))
         place = self._place(kind, numbers)
-        has_metrics = bool(numbers)
-        self._logged |= has_metrics
-        reports = list(self._reports(place, numbers, now))
+        self._logged |= bool(numbers)
         sent, epoch, count = self._sent.get(key, (-math.inf, -1, 0))
         turns = place is not None and (place.epoch != epoch or place.step == place.steps)
-        behind = place.behind if place else math.inf
-        if now - sent < (_EPOCH_EVERY_S if turns or (has_metrics and count < _FIRST) else _EVERY_S):
-            self._held[key] = behind, reports
+        if now - sent < (_EPOCH_EVERY_S if turns or (numbers and count < _FIRST) else _EVERY_S):
+            self._held[key] = place, numbers
             return []
         self._held.pop(key, None)
-        self._behind = max(self._behind, place.behind) if place else self._behind
+        if len(self._sent) >= _FIRST:  # of a script whose names differ in each line
+            self._sent.clear()
         self._sent[key] = now, place.epoch if place else -1, count + 1
-        return reports
+        return list(self._reports(place, numbers, now))
 
-    def rest(self) -> list[Report]:
+    def rest(self, now: float) -> list[Report]:
         """The last reports that were held back, at the end."""
-        held = sorted(self._held.values(), key=lambda late: late[0])
+        done = self._last.behind if self._last else 0.0
+        late = [held for held in self._held.values() if not held[0] or held[0].behind >= done]
+        late.sort(key=lambda held: held[0].behind if held[0] else math.inf)
         self._held.clear()
-        return [report for behind, late in held if behind >= self._behind for report in late]
+        return [report for held in late for report in self._reports(*held, now)]
 
     def _numbers(self, line: str) -> tuple[str, Numbers]:
         if self._templates is None:
@@ -217,7 +210,9 @@ class PrintedMetrics:
         return "line", next(fits, {})
 
     def _reports(self, place: _Place | None, numbers: Numbers, now: float) -> Iterator[Report]:
-        if place:
+        # The bar and an evaluation say again where it is, which would take back what was logged.
+        if place and (place != self._last or "loss" in numbers):
+            self._last = place
             data: Numbers = dict(place._asdict())
             if "loss" in numbers:
                 data["loss"] = numbers.pop("loss")

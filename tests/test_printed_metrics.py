@@ -27,7 +27,9 @@ def training(lines, templates=None, seconds=2.0):
     reports = [
         report for at, line in enumerate(lines) for report in metrics.read(line, at * seconds)
     ]
-    return Training.of(Event(kind, data, 1.0) for kind, data in reports + metrics.rest())
+    return Training.of(
+        Event(kind, data, 1.0) for kind, data in reports + metrics.rest(seconds * 1e6)
+    )
 
 
 @pytest.mark.parametrize(("_", "line", "expected"), LINES, ids=[row[0] for row in LINES])

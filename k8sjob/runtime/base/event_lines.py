@@ -83,7 +83,7 @@ class Reporter:
         self.sink: Sink | None = None
         self._diverged = False
 
-    def emit(self, kind: EventKind, **data: Any) -> None:
+    def emit(self, kind: EventKind, /, **data: Any) -> None:
         """Write one event; its keys are documented at EventKind."""
         if not self._active:
             return

@@ -21,6 +21,8 @@ from k8sjob.runtime.base.event_lines import Reporter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from k8sjob.printed_metrics import Report
+
 _LINE_END: Final = re.compile("[\r\n]")
 _MAX_PART, _MIN_SECONDS = 0.01, 0.5
 """Reading may take this part of the script's time, and some seconds in any case."""
@@ -51,18 +53,14 @@ class PrintedOutput:
 
     def stop(self) -> None:
         """Write what was held back, and read no more."""
-        reports = self._metrics.rest() if self._hooked and self._is_ours else []
+        if not self._hooked:
+            return
         while self._hooked:
             # The stream's own method is seen again.
             self._hooked.pop().__dict__.pop("write", None)
-        with suppress(OSError, ValueError):  # a stream that is closed
-            for kind, data in reports:
-                self._reporter.emit(kind, **data)
-
-    @property
-    def _is_ours(self) -> bool:
-        """Whether this is the process of the rank, and not a fork of it, as a loader's worker."""
-        return os.getpid() == self._process
+        with suppress(Exception):  # a stream that is closed
+            if os.getpid() == self._process:
+                self._emit(self._metrics.rest(time.monotonic()))
 
     def _hook(self, stream: Any) -> None:
         write, line = stream.write, ""
@@ -83,7 +81,8 @@ class PrintedOutput:
         stream.write = read_and_write
 
     def _read(self, line: str) -> None:
-        if line.startswith(EVENT_MARK) or not self._is_ours:
+        # A fork of the rank's process, as a loader's worker, has the same stdout.
+        if line.startswith(EVENT_MARK) or os.getpid() != self._process:
             self.stop()
             return
         now = time.monotonic()
@@ -91,5 +90,8 @@ class PrintedOutput:
             return
         reports = self._metrics.read(line, now)
         self._spent += time.monotonic() - now
+        self._emit(reports)
+
+    def _emit(self, reports: Sequence[Report]) -> None:
         for kind, data in reports:
             self._reporter.emit(kind, **data)
