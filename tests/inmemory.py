@@ -1,6 +1,7 @@
 """A back end in memory, for what only reads jobs and their output."""
 
 import time
+from datetime import UTC, datetime
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import write_record
@@ -21,11 +22,14 @@ class JobsInMemory:
         self.problem = None
 
     def write(self, name, *texts):
-        """Lines, or events, of a job's Master."""
+        """Lines, or events, of a job's Master; one of a real time is written then."""
         lines = self.lines.setdefault(name, [])
         for text in texts:
             written = text.encode() if isinstance(text, Event) else text
-            lines.append(LogLine("master-0", 0, STAMP.format(len(lines)), written))
+            at = text.time if isinstance(text, Event) else 0.0
+            real = datetime.fromtimestamp(at, UTC).isoformat()
+            stamp = real if at > 1e9 else STAMP.format(len(lines))
+            lines.append(LogLine("master-0", 0, stamp, written))
 
     def jobs(self):
         if self.problem:

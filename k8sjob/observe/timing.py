@@ -165,7 +165,7 @@ _Life = tuple[Pod, list["Json"]]
 """A Pod of a replica, empty if it is gone, and the Events about it, oldest first."""
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """The phases of a replica's Pod up to the start of its training container."""
 
     replica: str
@@ -198,7 +198,7 @@ def read_output_times(
     since = paused.end if paused and paused.end and not paused.first else 0.0
     names, first = replica_names(job), reporting_replica(job)
     elastic = job.is_elastic  # any may have rank 0 then
-    started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
+    started = {start.replica: start.end("container") or 0.0 for start in starts_of(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
 
     def read(name: str) -> OutputTimes | None:
@@ -260,7 +260,7 @@ def timing(
     reached = {name: (times.step is None, times.met is None) for name, times in outputs.items()}
     first = min(reached, key=reached.__getitem__, default="")
     rank_0 = outputs.get(first, OutputTimes())
-    starts = _starts(snapshot, rank_0.step or rank_0.met or math.inf)
+    starts = starts_of(snapshot, rank_0.step or rank_0.met or math.inf)
     # The replica that all others had to wait for.
     last = max(
         starts, key=lambda s: (s.end("container") or math.inf, s.replica == first), default=None
@@ -296,7 +296,7 @@ def timing(
     )
 
 
-def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
+def starts_of(snapshot: Snapshot, before: float = math.inf) -> list[Start]:
     """The start of each replica that has, or had, a Pod.
 
     What was created or started after `before` is passed over where something earlier is known.
@@ -325,7 +325,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
             ours = [event for event in events if _subject_field(event) in fields]
             ends = _marks(pod, node, events, ours, created=created_at, before=before)
             marks = tuple(_Mark(phase, end, name, detail) for phase, end, detail in ends)
-            starts.append(_Start(name, node, bool(pod.raw), number, marks))
+            starts.append(Start(name, node, bool(pod.raw), number, marks))
     return starts
 
 
@@ -418,14 +418,14 @@ def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], fl
     return tuple(phases), behind
 
 
-def _row(start: _Start, output: OutputTimes, begin: float) -> Row:
+def _row(start: Start, output: OutputTimes, begin: float) -> Row:
     ends = [start.end(phase) for phase in ("pod", "scheduling", "init", "image", "container")]
     ends += output.first_line, output.imported, output.met
     after = (None if at is None else max(at - begin, 0.0) for at in ends)
     return Row(start.replica, start.node, *after)
 
 
-def _notes(last: _Start, outputs: Mapping[str, OutputTimes], first: str) -> Iterator[str]:
+def _notes(last: Start, outputs: Mapping[str, OutputTimes], first: str) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
     if rank_0.met is not None and rank_0.imported is not None and rank_0.began is not None:
         waited = rank_0.met - rank_0.imported
@@ -442,7 +442,7 @@ def _notes(last: _Start, outputs: Mapping[str, OutputTimes], first: str) -> Iter
 
 
 def _missing(
-    snapshot: Snapshot, last: _Start, outputs: Mapping[str, OutputTimes], first: str, since: str
+    snapshot: Snapshot, last: Start, outputs: Mapping[str, OutputTimes], first: str, since: str
 ) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
     if since == "resume":

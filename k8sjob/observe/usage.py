@@ -164,7 +164,7 @@ def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
 
 
 @dataclass(slots=True)
-class _Session:
+class Session:
     """One start of the group, as the output of the replica that reports shows it."""
 
     begin: float
@@ -174,10 +174,25 @@ class _Session:
     logs: bool = False
     finished: float | None = None
     reports: list[Progress] = field(default_factory=list)
+    marks: list[tuple[float, Event]] = field(default_factory=list)
+
+    def take(self, event: Event, at: float) -> None:
+        """Take in an event of its output, by the time of its line."""
+        if event.kind == EventKind.STARTED:
+            self.joined = at
+        elif event.kind == EventKind.FINISHED:
+            self.finished = at
+        elif event.kind == EventKind.METRICS:
+            self.logs = True
+        elif event.kind == EventKind.PROGRESS:
+            report = Progress.of(event.data, at)
+            self.reports += [report] if report.is_placed else []
+        else:
+            self.marks.append((at, event))
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """A time with one use, except the part of it that waits for the slowest rank."""
 
     begin: float
@@ -190,10 +205,10 @@ class _Span:
 def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None = None) -> Usage:
     """The usage of a job, from its objects and the output of the replica that reports."""
     related = read_related(backend, snapshot)
-    return usage(snapshot, _lines(backend, snapshot.job), since=since, related=related)
+    return usage(snapshot, reported_lines(backend, snapshot.job), since=since, related=related)
 
 
-def _lines(backend: Backend, job: Job) -> Iterator[LogLine]:
+def reported_lines(backend: Backend, job: Job) -> Iterator[LogLine]:
     """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
         yield from (
@@ -216,8 +231,8 @@ def usage(
     now = (status.finished or snapshot.now).timestamp()
     created = status.created.timestamp() if status.created else now
     begin = max(created, since.timestamp()) if since else created
-    sessions = list(_sessions(lines))
-    spans = list(_spans(sessions, now, ended=status.state.finished))
+    sessions = list(sessions_of(lines))
+    spans = list(spans_of(sessions, now, ended=status.state.finished))
     present = max(snapshot.now.timestamp(), now)
     starts = [(session.begin, session.end) for session in sessions]
     times = job_times(snapshot, status, last_suspension(snapshot, related), starts, present)
@@ -290,9 +305,9 @@ def _amounts(
 # --- what the group did ---------------------------------------------------------------------------
 
 
-def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
+def sessions_of(lines: Iterable[LogLine]) -> Iterator[Session]:
     """The starts of the group: a container's, and those within a container after a failure."""
-    session: _Session | None = None
+    session: Session | None = None
     for line in lines:
         at = line.time
         event = Event.decode(line.text)
@@ -303,24 +318,15 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
             if session:
                 yield session
             begin = session.end if session and again else at
-            session = _Session(begin, at, line.attempt)
+            session = Session(begin, at, line.attempt)
         session.end = max(session.end, at)
-        if event is None:
-            continue
-        if event.kind == EventKind.STARTED:
-            session.joined = at
-        elif event.kind == EventKind.FINISHED:
-            session.finished = at
-        elif event.kind == EventKind.METRICS:
-            session.logs = True
-        elif event.kind == EventKind.PROGRESS:
-            report = Progress.of(event.data, at)
-            session.reports += [report] if report.is_placed else []
+        if event:
+            session.take(event, at)
     if session:
         yield session
 
 
-def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:
+def spans_of(sessions: Sequence[Session], now: float, *, ended: bool) -> Iterator[Span]:
     """The activities of the group in order, without gaps from its first line on."""
     for number, session in enumerate(sessions):
         last = number == len(sessions) - 1
@@ -333,29 +339,29 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
                 session.joined and not session.logs
             )
             runs = until if starting else session.joined or session.begin
-            yield _Span(session.begin, runs, Use.STARTING)
-            yield _Span(runs, until, Use.RUNNING)
+            yield Span(session.begin, runs, Use.STARTING)
+            yield Span(runs, until, Use.RUNNING)
             continue
         # What a later start reports again was done in vain here.
         first = session.reports[0]
         resumed = (later.reports[0].position for later in sessions[number + 1 :] if later.reports)
         done_again = min(resumed, default=None)
-        yield _Span(session.begin, first.time, Use.STARTING)
+        yield Span(session.begin, first.time, Use.STARTING)
         for before, report in pairwise(session.reports):
             lost = done_again is not None and report.position >= done_again
             use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waited or 0.0)
-            yield _Span(before.time, report.time, use, waits, report.slowest)
+            yield Span(before.time, report.time, use, waits, report.slowest)
         # After the last report: the end of the script, a stall, or a last step that was lost.
         newest = session.reports[-1]
         if session.finished is not None:
-            yield _Span(newest.time, session.finished, Use.TRAINING)
-            yield _Span(session.finished, until, Use.IDLE)
+            yield Span(newest.time, session.finished, Use.TRAINING)
+            yield Span(session.finished, until, Use.IDLE)
             continue
         lost = done_again is not None and newest.position >= done_again
         stalled = end - newest.time > _patience(session.reports)
         tail = Use.STALLED if stalled else Use.REPEATED if lost else Use.TRAINING
-        yield _Span(newest.time, end, tail)
-        yield _Span(end, until, Use.IDLE if last else Use.STARTING)
+        yield Span(newest.time, end, tail)
+        yield Span(end, until, Use.IDLE if last else Use.STARTING)
 
 
 def _patience(reports: Sequence[Progress]) -> float:
@@ -368,21 +374,21 @@ def _patience(reports: Sequence[Progress]) -> float:
 
 
 def _replica_spans(
-    times: Holding, spans: Sequence[_Span], created: float, finished: float
-) -> Iterator[_Span]:
+    times: Holding, spans: Sequence[Span], created: float, finished: float
+) -> Iterator[Span]:
     """The uses of a replica's devices, from the job's creation to the replica's end."""
     for begin, end, held in cut(created, times.end, times.held):
         if not held:
             for first, last, empty in cut(begin, end, times.empty):
-                yield _Span(first, last, Use.QUEUED if empty else Use.UNKNOWN)
+                yield Span(first, last, Use.QUEUED if empty else Use.UNKNOWN)
             continue
         for first, last, waits in cut(begin, min(end, finished), times.unstarted):
-            yield from [_Span(first, last, Use.STARTING)] if waits else _used(first, last, spans)
+            yield from [Span(first, last, Use.STARTING)] if waits else _used(first, last, spans)
         if end > finished:
-            yield _Span(max(begin, finished), end, Use.IDLE)
+            yield Span(max(begin, finished), end, Use.IDLE)
 
 
-def _used(begin: float, end: float, spans: Sequence[_Span]) -> Iterator[_Span]:
+def _used(begin: float, end: float, spans: Sequence[Span]) -> Iterator[Span]:
     """The spans of the group within a time; what is before them, or between, is a start."""
     at = begin
     for span in spans:
@@ -390,8 +396,8 @@ def _used(begin: float, end: float, spans: Sequence[_Span]) -> Iterator[_Span]:
         if stop <= start:
             continue
         if start > at:
-            yield _Span(at, start, Use.STARTING)
-        yield _Span(start, stop, span.use, span.waits, span.slowest)
+            yield Span(at, start, Use.STARTING)
+        yield Span(start, stop, span.use, span.waits, span.slowest)
         at = stop
     if at < end:
-        yield _Span(at, end, Use.IDLE if spans else Use.RUNNING)
+        yield Span(at, end, Use.IDLE if spans else Use.RUNNING)

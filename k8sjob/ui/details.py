@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.outputs import listed, written_files
+from k8sjob.backends.record import RecordBackend
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, K8sJobError
 from k8sjob.jobs.plan import plan_job, plan_run
@@ -23,9 +24,11 @@ from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.jobs.suspend import suspend
+from k8sjob.observe.attempts import read_attempts
 from k8sjob.observe.diagnose import as_data
 from k8sjob.observe.findings import findings, keep_record_of
 from k8sjob.observe.logs import logs, select
+from k8sjob.observe.status import processes
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
@@ -33,7 +36,7 @@ from k8sjob.sanitize import integer, safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import clock
-from k8sjob.view.json_output import job_document
+from k8sjob.view.json_output import image, job_document
 from k8sjob.view.lines import phrase
 from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
@@ -158,17 +161,38 @@ def plain(value: Any) -> Any:
 
 
 def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
-    """The job as `status -o json` has it, with the names of all its replicas."""
-    written = ""  # the files that a job on this machine wrote, which its deletion removes
-    if isinstance(entry.backend, LocalBackend):
-        written = listed(written_files(entry.backend.folder(entry.ref)))
+    """The job as `status -o json` has it, with the names of all its replicas.
+
+    `processes` are those of the first and of each other replica, null where Pods have no ranks.
+    """
     return {
         **job_document(snapshot),
         "names": list(replica_names(snapshot.job)),
+        "processes": processes(snapshot.job) if snapshot.job.has_ranks else None,
         "can": can(entry),
-        "written": written,
+        "written": _written(entry),
         **clock(entry.backend, snapshot),
     }
+
+
+def _written(entry: JobEntry) -> str:
+    """The files that a job on this machine wrote, which its deletion removes, a line each."""
+    if isinstance(entry.backend, LocalBackend):
+        return listed(written_files(entry.backend.folder(entry.ref)))
+    return ""
+
+
+def run(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
+    """The command of the job's first replica, its job.yaml (empty: not known), and its files."""
+    job, backend, spec = snapshot.job, entry.backend, ""
+    main = next((role.main for role in job.replicas), {})
+    with suppress(K8sJobError):
+        if isinstance(backend, LocalBackend | RecordBackend) and entry.ref.namespace == LOCAL:
+            spec = backend.launched(entry.ref).spec
+        else:
+            spec = spec_of(job).to_yaml()
+    command = shlex.join([*(main.get("command") or ()), *(main.get("args") or ())])
+    return {"command": command, "yaml": spec, "image": image(job), "written": _written(entry)}
 
 
 def can(entry: JobEntry) -> list[str]:
@@ -204,6 +228,10 @@ def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
 
 PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
     "status": status,
+    "attempts": lambda entry, snapshot: [
+        attempt.as_dict() for attempt in read_attempts(entry.backend, snapshot)
+    ],
+    "run": run,
     "history": history,
     "why": lambda entry, snapshot: [
         as_data(finding) for finding in findings(entry.backend, snapshot)

@@ -3,7 +3,8 @@
 import base64
 import math
 import shutil
-from datetime import datetime, timedelta
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -141,29 +142,33 @@ def screen(driver, pytestconfig):
     assert severe == []  # no script failed, and nothing broke the policy
 
 
-def train(backend, name, epochs=12, rate=1.0):
-    """The events of a training."""
-    events = [Event(EventKind.STARTED, {"world_size": 4, "strategy": "ddp", "device": "cuda"}, 1.0)]
-    for epoch in range(epochs):
+def train(backend, name, epochs=range(12), rate=1.0):
+    """The events of a training, an epoch a minute."""
+    group = {"world_size": 4, "strategy": "ddp", "device": "cuda"}
+    events = []
+    if 0 in epochs:
+        events.append(Event(EventKind.STARTING, {"phase": "python"}, backend.began - 30))
+        events.append(Event(EventKind.STARTED, group, backend.began - 20))
+    for epoch in epochs:
+        at = backend.began + 60.0 * epoch
         loss = 2.3 * math.exp(-rate * epoch / 4) + 0.05 + 0.03 * math.sin(7 * epoch)
         numbers = {"epoch": epoch, "epochs": 20, "step": 100, "steps": 100, "loss": loss}
         numbers |= {"samples_per_s": 8100 + 90 * math.sin(epoch), "step_s": 0.11, "wait_s": 0.02}
         numbers |= {"grad_norm": loss / 2, "memory_bytes": 31 << 30, "slowest": 3, "eta_s": 5400.0}
-        events.append(
-            Event(EventKind.PROGRESS, {**numbers, "epoch_loss": loss + 0.05}, 60.0 * epoch)
-        )
+        events.append(Event(EventKind.PROGRESS, {**numbers, "epoch_loss": loss + 0.05}, at))
         accuracy = 1 - 0.6 * math.exp(-rate * epoch / 3)
-        events.append(Event(EventKind.METRICS, {"test_accuracy": accuracy}, 60.0 * epoch + 1))
+        events.append(Event(EventKind.METRICS, {"test_accuracy": accuracy}, at + 1))
     backend.write(name, *events)
 
 
 @pytest.fixture
 def jobs():
     backend = JobsInMemory(
-        digits=job("digits"),
+        digits=job("digits", minutes=13),
         other=job("other", "Succeeded", labels={"team": "red"}),
         broken=job("broken", "Failed", "the limit of restarts is reached"),
     )
+    backend.began = round(time.time()) - 700
     train(backend, "digits")
     train(backend, "other", rate=0.6)
     backend.write("broken", "first line", f"second {MARKUP}", "ValueError: the batch is empty")
@@ -256,6 +261,7 @@ def test_a_running_job(serve, screen, jobs, width, dark):
     assert page.overflow() <= 0
     page.go("#/job/local:uid-digits")
     page.see("12 of 20", "gradient norm", "31.0 GiB", "3 (others wait 18 %)", "gpu-node-2")
+    page.see("pulling", "% waiting)", "4 ranks on 2 nodes: 4 Running; rank 3 is the slowest")
     page.see("loss", "test_accuracy", "samples/s", "live")
     assert page.overflow() <= 0
     background = page.run("return getComputedStyle(document.body).backgroundColor")
@@ -264,7 +270,7 @@ def test_a_running_job(serve, screen, jobs, width, dark):
     assert "test_accuracy: last test_accuracy 0.9847" in page.run(described)
     drawn = "return [...document.querySelectorAll('canvas')].every((c) => c.width > 200)"
     assert page.run(drawn)
-    train(jobs, "digits", epochs=13)
+    train(jobs, "digits", epochs=[12])
     page.see("13 of 20")
     if (width, dark) == (1400, False):
         page.picture(PICTURE, 900)
@@ -289,7 +295,8 @@ def test_one_cursor_and_zoom_for_all_curves_and_their_numbers_as_csv(serve, scre
     )
     page.wait("return window.csv && window.computed")
     assert page.run("return csv").startswith("name,epoch,step,time,value\n")
-    assert '"epoch_loss",12,1200,1970-01-01T00:11:' in page.run("return csv")
+    last = datetime.fromtimestamp(jobs.began + 661, UTC)
+    assert f'"epoch_loss",12,1200,{last:%Y-%m-%dT%H:%M:%S}' in page.run("return csv")
     average, ticks = page.run("return computed")
     assert average == [2, 2, None, pytest.approx((5 + 2 * 0.5 + 2 * 0.25) / 1.75)]
     assert ticks == ["708.50 MiB", "708.75 MiB", "709.00 MiB"]
@@ -382,6 +389,7 @@ def test_what_a_job_is_made_of_is_read_when_it_is_requested(serve, screen, jobs)
     ended = datetime.fromisoformat("2026-01-02T03:04:05+00:00")
     page.see("Succeeded", "ended", f"{ended.astimezone():%H:%M:%S} Succeeded")
     for title, text in (
+        ("Run", "strategy"),
         ("Time to the first step", "unknown"),
         ("Manifest", "kind: PyTorchJob"),
         ("Image", "image"),
@@ -427,7 +435,7 @@ def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
     # The browser reports a scroll with its next frame; lines that come before are followed.
     page.wait("return ![...document.querySelectorAll('.row input')].at(-1).checked")
     jobs.write("digits", "more lines")
-    train(jobs, "digits", epochs=13)
+    train(jobs, "digits", epochs=[12])
     page.see("13 of 20", absent=("more lines",))
     page.press("END")
     page.see("more lines")
@@ -459,16 +467,17 @@ def test_a_stalled_job_has_a_badge_and_the_clock_of_a_suspended_one_stands_still
     serve, screen, jobs
 ):
     hang = {"reason": "no-progress", "message": "no step for 480 s", "rank": 3}
-    jobs.write("digits", Event(EventKind.WARNING, hang, 700.0))
+    jobs.write("digits", Event(EventKind.WARNING, hang, jobs.began + 665))
     page = screen()
     page.open_job(serve(jobs), "digits")
-    page.see("stalled", "no step for 480 s", "These numbers are")
+    page.see("stalled", "no step for 480 s")
     suspended = job("digits", "Suspended", minutes=25)
     began = datetime.fromisoformat(suspended["status"]["startTime"])
     since = began + timedelta(minutes=20)
     suspended["status"]["conditions"][0]["lastTransitionTime"] = since.isoformat()
     jobs.there["digits"] = suspended
-    page.see("ran for 20 min 0 s", f"{since.astimezone():%H:%M:%S} Suspended", absent=("stalled",))
+    at = f"{since.astimezone():%H:%M:%S} Suspended"
+    page.see("ran for 20 min 0 s", at, "These numbers are", absent=("stalled",))
     page.open_job(serve(jobs), "broken")
     page.see("Failed", "first line", absent=("These numbers",))
     assert page.run("return document.querySelector('.tiles').hidden")
@@ -515,7 +524,12 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
     rows = "return [...document.querySelectorAll('.scroll tbody tr')].map((r) => r.innerText)"
     assert page.run(rows)[0].startswith("worker-499\tFailed")
     assert len(page.run(rows)) == 100
-    page.see("900 more replicas are not shown")
+    page.see(
+        "900 more replicas are not shown", "1,000 ranks on 1,000 nodes: 999 Succeeded, 1 Failed"
+    )
+    page.run("document.querySelector('.ranks').focus()")
+    page.press("END")
+    page.see("rank 999 · worker-998 on node-worker-998 · Succeeded")
     assert page.run("return document.documentElement.scrollHeight") < 4000
     tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
     assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]

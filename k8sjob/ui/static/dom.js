@@ -13,6 +13,9 @@ export function h(tag, properties = {}, ...children) {
   return element;
 }
 
+/** 1 line, 2,000 lines. */
+export const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
 /** 45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "";

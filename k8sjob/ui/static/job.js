@@ -1,14 +1,17 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
+import { timeline } from "./attempts.js";
 import { board, direction, drawn, grouped, label, MOST_CURVES } from "./chart.js";
-import { confirmed, duration, h, moment, notice, now, number, stateBadge, table } from "./dom.js";
+import { confirmed, counted, duration, h, moment, notice, now, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
+import { rankMap } from "./ranks.js";
 import { change, follow, jobPath, read } from "./server.js";
 
 const DRAW_MS = 500;
 const WHY_MS = 3000;
 const OLD_S = 60; // numbers of a running job are not older, unless its steps are slow
 const MOST_ROWS = 100;
+const NOTABLE = 0.05; // a smaller part of the time that ranks wait is not worth a mark
 const STARTS = ["Created", "Running", "Restarting"];
 const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
 const PAUSED = ["Suspended", "Queued"];
@@ -20,31 +23,33 @@ const ACTIONS = {
 };
 
 export function jobView(view, key, { state, place }) {
-  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), attempts = new Map(), checkpoint = null, explained = "";
+  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), earlier = new Map(), checkpoint = null, explained = "", attempts = [], isStale = true, group = {}, lastLines = new Map();
   let drawTimer = 0, whyTimer = 0, closed = false;
-  const charts = board();
+  const charts = board(), map = rankMap(aboutRank);
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
   const numbers = h("div", { className: "tiles" }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
-  const parts = h("section"), events = h("ul", { className: "events" });
+  const history = h("section"), parts = h("section"), events = h("ul", { className: "events" });
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const output = logView(key);
-  const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
-  view.append(head, why, numbers, aged, health, charts.controls, many, charts.figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
+  const details = h("section", {}, ...[["Run", "run", (data) => runPanel(data, group)], ["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
+  view.append(head, why, numbers, aged, health, history, charts.controls, many, charts.figures, map.section, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
 
   function reset() {
-    [training, curves, replicas, attempts, checkpoint] = [null, new Map(), new Map(), new Map(), null];
+    [training, curves, replicas, earlier, checkpoint, isStale] = [null, new Map(), new Map(), new Map(), null, true];
     output.clear();
     events.replaceChildren();
   }
 
   function take(news) {
     if (news.job.state) job = news.job;
+    const beginsToTrain = news.training.epoch && !training?.epoch;
     training = news.training;
+    if (training.group.world_size) group = training.group;
     for (const [name, replica] of Object.entries(news.replicas)) {
-      const earlier = endedAttempt(replica, replicas.get(name));
-      if (earlier) attempts.set(`${name} ${replica.restarts}`, [`${name}, attempt ${replica.restarts}`, earlier]);
+      const ended = endedAttempt(replica, replicas.get(name));
+      if (ended) earlier.set(`${name} ${replica.restarts}`, [`${name}, attempt ${replica.restarts}`, ended]);
       replicas.set(name, replica);
     }
     for (const [name, [remain, xs, ys]] of Object.entries(news.points)) {
@@ -54,8 +59,12 @@ export function jobView(view, key, { state, place }) {
     }
     for (const event of news.events) list(event);
     while (events.childElementCount > 200) events.lastElementChild.remove();
+    for (const { replica, text } of news.lines) lastLines.set(replica, text);
     if (news.lines.length) output.add(news.lines);
-    if (Object.keys(news.replicas).length || news.events.some(({ kind }) => kind === "job" || kind === "warning")) look();
+    if (beginsToTrain || Object.keys(news.replicas).length || news.events.some(({ kind }) => kind !== "checkpoint")) {
+      isStale = true;
+      look();
+    }
     if (!drawTimer) drawTimer = setTimeout(draw, DRAW_MS);
   }
 
@@ -65,6 +74,7 @@ export function jobView(view, key, { state, place }) {
     if (kind === "checkpoint") {
       checkpoint = { time, name: text.split("/").at(-1).replace(/^checkpoint /, "") };
       if (older[0]?.dataset.kind === kind) older.shift().remove();
+      attempts.at(-1)?.marks.push({ kind, time, text });
     }
     events.insertBefore(h("li", { "data-kind": kind, "data-time": time }, h("time", {}, moment(time)), " ", replica && h("b", {}, `${replica} `), text), older[0] ?? null);
   }
@@ -77,6 +87,11 @@ export function jobView(view, key, { state, place }) {
   async function explain() {
     whyTimer = 0;
     try {
+      if (isStale) { // the whole output of a replica is read for it
+        isStale = false;
+        attempts = await read(jobPath(key, "attempts"));
+      }
+      drawAttempts();
       const found = await read(jobPath(key, "why"));
       const text = JSON.stringify(found);
       if (closed || text === explained) return; // a screen reader reads again what is replaced
@@ -86,6 +101,14 @@ export function jobView(view, key, { state, place }) {
     } catch (error) {
       if (!closed && error.status === 502) notice(error.message); // the stream tells of all others
     }
+  }
+
+  /** The attempts, the last phase of which goes on while the job runs. */
+  function drawAttempts() {
+    const last = attempts.at(-1)?.segments.at(-1);
+    if (closed || !last) return;
+    if (facts && job && !ENDED.includes(job.state)) last.end = Math.max(last.end, now(facts));
+    history.replaceChildren(...timeline(attempts));
   }
 
   // --- what is shown -----------------------------------------------------------------------------
@@ -99,7 +122,8 @@ export function jobView(view, key, { state, place }) {
     const line = (name) => ({ ...curves.get(name), times: curves.get("time"), steps: counts ? steps : 0, unit: counts ? "epoch" : "number" });
     charts.draw(grouped([...curves.keys()].filter((name) => name !== "time" && drawn(curves.get(name)))).map(([title, names]) => [title, names.map(line)]));
     many.hidden = curves.size < MOST_CURVES;
-    if (replicas.size) parts.replaceChildren(h("h2", {}, "Replicas"), ...replicaTable([...replicas], [...attempts.values()]));
+    map.draw(ranks());
+    if (replicas.size) parts.replaceChildren(h("h2", {}, "Replicas"), ...replicaTable([...replicas], [...earlier.values()]));
   }
 
   function heading() {
@@ -115,6 +139,25 @@ export function jobView(view, key, { state, place }) {
       h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](current)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
       note ?? "");
     if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
+  }
+
+  /** The ranks, each with its replica, and a note where the others wait for it. */
+  function ranks() {
+    if (!facts?.processes || !replicas.size) return [];
+    const { names } = facts, { slowest, waited, hang } = training ?? {}, runs = (job?.state ?? facts.state) === "Running";
+    let [first, each] = facts.processes;
+    if (each === 1 && first === 1 && group.world_size % names.length === 0) first = each = group.world_size / names.length; // nproc_per_node: auto
+    return Array.from({ length: first + (names.length - 1) * each }, (_, rank) => {
+      const name = names[rank < first ? 0 : 1 + Math.floor((rank - first) / each)];
+      const { phase = "no pod", reason, waiting, node = "" } = replicas.get(name) ?? {};
+      const note = !runs ? "" : hang?.rank === rank ? "keeps the others waiting" : slowest === rank && waited >= NOTABLE ? `is the slowest, the others wait ${Math.round(100 * waited)} %` : "";
+      return { rank, name, node, state: (waiting && reason) || phase, note };
+    });
+  }
+
+  function aboutRank({ rank, name, node, state, note }) {
+    const last = lastLines.get(name);
+    return [`rank ${rank}`, `${name}${node && ` on ${node}`}`, state, note, last && `last line of ${name}: ${last.slice(0, 200)}`].filter(Boolean).join(" · ");
   }
 
   function tiles() {
@@ -213,15 +256,22 @@ function endedAttempt(replica, before) {
 }
 
 /** The first rows, failed replicas before the others, and at the end what has ended before. */
-function replicaTable(replicas, attempts) {
+function replicaTable(replicas, earlier) {
   const failed = ([, replica]) => replica.phase === "Failed";
   const row = ([name, { phase, reason, node, restarts, exit_code: code, message }]) => [name, phase, reason, node, restarts || "", code ?? "", message];
-  const isOver = new Set(attempts.map(([, replica]) => replica));
+  const isOver = new Set(earlier.map(([, replica]) => replica));
   const present = replicas.sort((a, b) => failed(b) - failed(a)).slice(0, MOST_ROWS).map(([name, replica]) => row([name, isOver.has(replica) ? { ...replica, exit_code: null, message: replica.waiting ? replica.message : "" } : replica]));
-  const ended = attempts.slice(-MOST_ROWS).map(([name, replica]) => row([name, { ...replica, phase: "ended", restarts: 0 }]).map((text) => h("span", { className: "dim" }, text)));
+  const ended = earlier.slice(-MOST_ROWS).map(([name, replica]) => row([name, { ...replica, phase: "ended", restarts: 0 }]).map((text) => h("span", { className: "dim" }, text)));
   const more = replicas.length - present.length;
   return [table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], [...present, ...ended], { label: "Replicas" }),
-    more > 0 && h("p", { className: "dim" }, `${more.toLocaleString("en")} more ${more === 1 ? "replica is" : "replicas are"} not shown`)].filter(Boolean);
+    more > 0 && h("p", { className: "dim" }, `${counted(more, "more replica")} ${more === 1 ? "is" : "are"} not shown`)].filter(Boolean);
+}
+
+/** What ran, and with what. */
+function runPanel(run, group) {
+  const versions = ["torch", "cuda", "python"].filter((name) => group[name]).map((name) => `${name} ${group[name]}`).join(", ");
+  const rows = [["command", run.command], ["strategy", group.strategy], ["versions", versions], ["image", run.image], ["files written", run.written && h("pre", {}, run.written)]];
+  return h("div", {}, table(["", ""], rows.filter(([, value]) => value), { label: "Run" }), run.yaml ? [h("h3", {}, "job.yaml"), h("pre", { tabIndex: 0 }, run.yaml)] : null);
 }
 
 function timing(found) {

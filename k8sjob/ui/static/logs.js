@@ -1,6 +1,6 @@
 // The output of a job: lines of all replicas by time, searched, chosen by replica, followed.
 
-import { h, notice } from "./dom.js";
+import { counted, h, notice } from "./dom.js";
 import { blob, jobPath, read } from "./server.js";
 
 const KEPT = 20000; // lines in memory
@@ -13,7 +13,6 @@ const WARNING = /\b(WARN|WARNING)\b|^W\d{4} |\b[A-Z]\w*Warning:/;
 const RANK = /^\[?(rank|default)\d+\]?:? ?/; // torchrun's prefix
 
 const byTime = (a, b) => (a.timestamp < b.timestamp ? -1 : a.timestamp > b.timestamp ? 1 : 0);
-const counted = (count) => `${count.toLocaleString("en")} ${count === 1 ? "line" : "lines"}`;
 
 /**
  * The lines, each with its level: "error", "warning" or "".
@@ -79,7 +78,7 @@ export function logView(key) {
     const shown = chosen.slice(from);
     pane.replaceChildren(...shown.map(element));
     const total = answer?.total ?? chosen.length + dropped, earlier = total - Math.min(chosen.length, SHOWN);
-    summary.textContent = [search.value || earlier ? counted(total) : "", earlier ? `${counted(earlier)} before these ${earlier === 1 ? "is" : "are"} not shown: search, or download` : ""].filter(Boolean).join("; ");
+    summary.textContent = [search.value || earlier ? counted(total, "line") : "", earlier ? `${counted(earlier, "line")} before these ${earlier === 1 ? "is" : "are"} not shown: search, or download` : ""].filter(Boolean).join("; ");
     first.hidden = !shown.some(({ level }) => level === "error");
     if (follow.checked) pane.scrollTop = pane.scrollHeight;
   }
