@@ -210,8 +210,9 @@ class PrintedMetrics:
         return "line", next(fits, {})
 
     def _reports(self, place: _Place | None, numbers: Numbers, now: float) -> Iterator[Report]:
-        # The bar and an evaluation say again where it is, which would take back what was logged.
-        if place and (place != self._last or "loss" in numbers):
+        # A bar and an evaluation are not ahead of the last loss, and would take it back.
+        last = (self._last.epoch, self._last.step) if self._last else (-1, 0)
+        if place and ((place.epoch, place.step) > last or "loss" in numbers):
             self._last = place
             data: Numbers = dict(place._asdict())
             if "loss" in numbers:

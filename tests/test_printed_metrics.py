@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from k8sjob.contract import EVENT_MARK, Event
-from k8sjob.observe.training import Training
+from k8sjob.jobs.result import Reached
 from k8sjob.printed_metrics import PrintedMetrics, Template
 from k8sjob.runtime.base.printed_output import PrintedOutput
 
@@ -27,7 +27,7 @@ def training(lines, templates=None, seconds=2.0):
     reports = [
         report for at, line in enumerate(lines) for report in metrics.read(line, at * seconds)
     ]
-    return Training.of(
+    return Reached.of(
         Event(kind, data, 1.0) for kind, data in reports + metrics.rest(seconds * 1e6)
     )
 
@@ -53,7 +53,8 @@ def test_transformers_counts_epochs_by_its_bar_and_evaluates_in_between():
     for step in range(61):
         lines.append(bar(step, 60))
         if step % 10 == 9:
-            lines.append(f"{{'loss': '{60 - step}', 'epoch': '{step / 20}'}}")
+            # tqdm.write draws the bar again.
+            lines += [f"{{'loss': '{60 - step}', 'epoch': '{step / 20}'}}", bar(step, 60)]
         if step and not step % 20:
             lines += [bar(1, 4), bar(4, 4), f"{{'eval_loss': {step}, 'epoch': {step / 20}}}"]
     now = training([*lines[:-10]])
@@ -63,6 +64,8 @@ def test_transformers_counts_epochs_by_its_bar_and_evaluates_in_between():
     assert now.progress.fraction == 1
     assert [value for _, value in now.curves["loss"]] == [51, 41, 31, 21, 11, 1]
     assert now.curves["eval_loss"] == [(1, 20), (2, 40), (3, 60)]
+    for name, curve in now.curves.items():  # no row takes back what another one logged
+        assert [row[name] for row in now.history if name in row] == [value for _, value in curve]
 
 
 @pytest.mark.parametrize("first", [0, 1])
