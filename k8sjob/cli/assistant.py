@@ -25,6 +25,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from k8sjob.cli.output import INTERRUPTED
 from k8sjob.contract import __version__
 from k8sjob.errors import K8sJobError, redacted
 from k8sjob.kube.objects import Object
@@ -89,8 +90,12 @@ class Assistant:
         server.list_tools()(self._listed)  # type: ignore[no-untyped-call]
         # The models refuse wrong arguments with one clear error.
         server.call_tool(validate_input=False)(self._call)
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         async with stdio_server() as (reader, writer):
-            await server.run(reader, writer, server.create_initialization_options())
+            try:
+                await server.run(reader, writer, server.create_initialization_options())
+            except anyio.get_cancelled_exc_class():  # by SIGINT, and the commands have ended
+                os._exit(INTERRUPTED)  # a thread waits for the next line of stdin
 
     async def _listed(self) -> list[types.Tool]:
         tools = []
@@ -194,10 +199,7 @@ def _digest(command: list[str], file: str | None, document: Any) -> str:
 
 
 async def _run(*words: str) -> tuple[dict[str, Any], Any]:
-    """Run a command as a process, which ends with all that it started if this is cancelled.
-
-    It returns the answer, and the whole data in it, or None where there is none.
-    """
+    """The answer of a command and its data; a cancelled call ends all that it has started."""
     # -P: modules in the working folder, which others may have written, are not imported.
     argv = [sys.executable, "-P", "-m", "k8sjob", *words]
     out, err, code = bytearray(), bytearray(), None

@@ -11,9 +11,7 @@ from k8sjob.errors import K8sJobError
 
 @click.command("mcp")
 @click.option("--allow-write", is_flag=True, help="Offer submit, suspend, resume and delete, too.")
-@click.option(
-    "--allow-prove", is_flag=True, help="Offer prove, too, which runs scripts on this machine."
-)
+@click.option("--allow-prove", is_flag=True, help="Offer prove, too: it runs scripts here.")
 def mcp_command(allow_write: bool, allow_prove: bool) -> None:
     """Serve jobs to an assistant over the Model Context Protocol, on stdin and stdout.
 

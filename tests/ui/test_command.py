@@ -87,10 +87,9 @@ def test_a_record_that_is_none_is_one_error(ui, tmp_path):
     assert "cannot be read as a record of a job" in err
 
 
-@pytest.mark.parametrize(
-    ("package", "command"), [("starlette", "ui"), ("uvicorn", "ui"), ("mcp", "mcp")]
-)
-def test_without_its_packages_the_command_says_what_to_install(package, command):
+@pytest.mark.parametrize("names", ["ui starlette", "ui uvicorn", "mcp mcp"])
+def test_without_its_packages_the_command_says_what_to_install(names):
+    command, package = names.split()
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
         f"u.find_spec = lambda name, *a: None if name == {package!r} else find(name, *a)\n"
