@@ -27,6 +27,8 @@ class JobsInMemory:
         for text in texts:
             written = text.encode() if isinstance(text, Event) else text
             at = text.time if isinstance(text, Event) else 0.0
+            if lines and not lines[-1].timestamp.startswith(STAMP[:10]):
+                at = at or time.time()  # a text after an event of a real time
             real = datetime.fromtimestamp(at, UTC).isoformat()
             stamp = real if at > 1e9 else STAMP.format(len(lines))
             lines.append(LogLine("master-0", 0, stamp, written))

@@ -429,6 +429,7 @@ def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
     page = screen()
     page.open_job(serve(jobs), "digits")
     page.see("12 of 20")
+    page.see("Timeline")
     page.tab_to("Output")  # which scrolls to it: what is off the screen is not rendered
     page.see("line 299")
     page.press("PAGE_UP", "PAGE_UP")
@@ -445,6 +446,7 @@ def test_a_larger_window_does_not_end_following(serve, screen, jobs):
     jobs.write("digits", *(f"line {number}" for number in range(300)))
     page = screen()
     page.open_job(serve(jobs), "digits")
+    page.see("Timeline")
     page.tab_to("Output")
     page.see("line 299")
     page.resize(1600)
@@ -479,7 +481,7 @@ def test_a_stalled_job_has_a_badge_and_the_clock_of_a_suspended_one_stands_still
     at = f"{since.astimezone():%H:%M:%S} Suspended"
     page.see("ran for 20 min 0 s", at, "These numbers are", absent=("stalled",))
     page.open_job(serve(jobs), "broken")
-    page.see("Failed", "first line", absent=("These numbers",))
+    page.see("Failed", "Timeline", absent=("These numbers",))
     assert page.run("return document.querySelector('.tiles').hidden")
 
 

@@ -28,7 +28,7 @@ export function jobView(view, key, { state, place }) {
   const charts = board(), map = rankMap(aboutRank);
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
   const numbers = h("div", { className: "tiles" }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
-  const history = h("section"), parts = h("section"), events = h("ul", { className: "events" });
+  const history = h("section", { className: "history" }), parts = h("section"), events = h("ul", { className: "events" });
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const output = logView(key);
   const details = h("section", {}, ...[["Run", "run", (data) => runPanel(data, group)], ["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
