@@ -1,4 +1,4 @@
-"""Pages of the documentation, and a reader who does what they say.
+"""The pages of the documentation, and a reader who runs what they show.
 
 In README*.md and docs/**/*.md
 
@@ -52,12 +52,12 @@ def name(page):
 
 
 class Reader:
-    """Does what a page says, in a folder of its own.
+    """Runs the blocks of a page, in a folder of its own.
 
     Args:
-        folder: is made.
+        folder: is created.
         env: variables that the reader has set.
-        stand_ins: what is there in the place of what the page names, by the page's word.
+        stand_ins: a word of the page -> the text that replaces it.
 
     Attributes:
         state: where jobs on this machine are kept.
@@ -67,13 +67,12 @@ class Reader:
         self.folder, self.stand_ins = folder, stand_ins or {}
         self.state = folder.parent / "state"
         folder.mkdir()
-        for example in ("manifests",):  # pages speak from the checkout's root
-            (folder / example).symlink_to(ROOT / example)
-        bin_folder = Path(sys.executable).parent
-        given = {**os.environ, "KUBECONFIG": str(folder.parent / "no-kubeconfig"), **(env or {})}
+        (folder / "manifests").symlink_to(ROOT / "manifests")  # pages run in the checkout's root
+        kubeconfig_file = folder.parent / "no-kubeconfig"
+        variables = {**os.environ, "KUBECONFIG": str(kubeconfig_file), **(env or {})}
         self.env = {
-            **{k: v for k, v in given.items() if k not in {"CI", "FORCE_COLOR"}},
-            "PATH": f"{bin_folder}:{given['PATH']}",
+            **{k: v for k, v in variables.items() if k not in {"CI", "FORCE_COLOR"}},
+            "PATH": f"{Path(sys.executable).parent}:{variables['PATH']}",
             "K8SJOB_STATE": str(self.state),
             "OMP_NUM_THREADS": "1",
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # they take half of its time
@@ -82,14 +81,16 @@ class Reader:
         }
 
     def follow(self, page, *, needs=False):
-        """Do all that the page says; with `needs` also what needs more than this machine."""
+        """Run the blocks of a page; with `needs` also those that need more than this machine."""
         for block in blocks(page):
             line = page.read_text()[: block.start()].count("\n") + 1
             if block["note"] != "not run" and (needs or block["note"] != "needs"):
                 self._block(block, f"{name(page)}:{line}")
 
     def _block(self, block, where):
-        body, language = self._here(block["body"]), block["language"]
+        body, language = block["body"], block["language"]
+        for word, stand_in in self.stand_ins.items():
+            body = body.replace(word, stand_in)
         if block["note"] == "shows":
             return
         if block["note"] == "file":
@@ -110,11 +111,6 @@ class Reader:
             done = self._run([sys.executable, "-W", "error", "-c", body])
             assert done.returncode == 0, f"{where}: {done.stdout}"
 
-    def _here(self, text):
-        for word, stand_in in self.stand_ins.items():
-            text = text.replace(word, stand_in)
-        return text
-
     def _run(self, argv, **env):
         return subprocess.run(
             argv,
@@ -133,7 +129,7 @@ class Reader:
             command, _, expected = session.partition("\n")
             seen = self._run(["bash", "-c", command], **env).stdout
             if expected.strip():
-                # Lines that may come first, as of what a command waits for, may also be none.
+                # `...` as the first line also stands for no line.
                 expected = re.sub(r"\A\.\.\.\n", "...", expected)
                 ok = doctest.OutputChecker().check_output(expected, seen, MATCH)
                 assert ok, f"{where}: $ {command}\nexpected:\n{expected}\nseen:\n{seen}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import click
 
 from k8sjob.backends.api import LOCAL
+from k8sjob.backends.local.machine import check_torch
 from k8sjob.cli.find_job import local_backend
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import JobNotFound, K8sJobError
@@ -41,9 +41,7 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
     checkpoint is used. NAME is a job on this machine. The checkpoints of a job in a cluster are on
     its volume: copy them from there first. Nothing in them is executed.
     """
-    # Found and not imported: the import takes seconds, and is the other process's.
-    if util.find_spec("torch") is None:
-        raise K8sJobError(f"torch is not installed for {sys.executable}; pip install 'k8sjob[run]'")
+    check_torch()
     source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
     report = _export(source, output, everything=everything, force=force)
     for warning in report["warnings"]:

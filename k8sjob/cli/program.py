@@ -122,5 +122,5 @@ def program() -> None:
     Jobs are named NAME, or local/NAME on this machine (local/NAME@RUN for an earlier run) and
     NAMESPACE/NAME in the cluster.
 
-    Start with: k8sjob init my-job
+    Start with: k8sjob init my-job; or with what you have: lint train.py, why NAMESPACE/NAME
     """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.backends.local import mounts
+from k8sjob.backends.local.machine import check_torch
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT
@@ -46,6 +47,7 @@ class Forks:
         self._program = program
 
     def __enter__(self) -> Self:
+        check_torch()
         env = {
             **variables(),
             # All ranks have the same seed, as under the agent; a rank that needs another one starts

@@ -69,6 +69,13 @@ def check_processes(count: int) -> None:
         )
 
 
+def check_torch() -> None:
+    """BackendError where torch is not installed here, with the command that installs it."""
+    # Found and not imported: torch takes seconds.
+    if util.find_spec("torch") is None:
+        raise BackendError(f"torch is not installed for {sys.executable}", _pip("torch"))
+
+
 def check_packages(spec: JobSpec, context: Path) -> None:
     """Refuse a job whose packages are not installed here.
 
@@ -81,12 +88,8 @@ def check_packages(spec: JobSpec, context: Path) -> None:
         BackendError: with the command that installs them.
         ImageError: the requirements file cannot be read.
     """
-    # Found and not imported: torch takes seconds.
-    if spec.uses_agent and util.find_spec("torch") is None:
-        raise BackendError(
-            f"torch is not installed for {sys.executable}, which runs the job on this machine",
-            _pip("torch"),
-        )
+    if spec.uses_agent:
+        check_torch()
     if not isinstance(spec.image, Image):
         return
     missing, arguments = [], []

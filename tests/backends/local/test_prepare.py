@@ -14,6 +14,7 @@ from k8sjob.backends.local.prepare import Places, copy_context, mapped, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV
 from k8sjob.errors import BackendError, ImageError
+from k8sjob.forking.forks import Forks
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
 
@@ -220,6 +221,12 @@ def test_missing_packages_are_one_error_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pip", None)  # as in an environment of uv
     with pytest.raises(BackendError, match=f"uv pip install --python {sys.executable} -r"):
         check_packages(made, tmp_path)
+
+
+def test_no_process_is_started_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BackendError, match="torch is not installed for"), Forks("no-such-file"):
+        pytest.fail("a process was started")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
