@@ -26,7 +26,7 @@ policy: {restart_policy: Never}
 
 
 def check(package: Path, plugin: Path, python: str, version: str) -> None:
-    """Install one package and use it, beside nothing of this machine's and no cluster."""
+    """Install one package and use it, without a cluster and without this user's files."""
     with tempfile.TemporaryDirectory() as folder:
         venv = Path(folder, "venv")
         k8sjob, env = f"{venv}/bin/k8sjob", {"HOME": folder, "PATH": f"{venv}/bin:/usr/bin:/bin"}
@@ -72,10 +72,10 @@ def check_krew(folder: Path, version: str) -> None:
 
 
 def main(folder: Path) -> None:
-    """Check the packages of a folder; a missing one and a missing Python are errors."""
+    """Check the packages of a folder; a missing package or Python is an error."""
     packages = [*folder.glob("k8sjob-*.whl"), *folder.glob("k8sjob-*.tar.gz")]
     if len(packages) != 2:
-        sys.exit(f"{folder}: there must be one wheel and one sdist: make release")
+        sys.exit(f"{folder}: needs one wheel and one sdist; make release builds them")
     version = packages[0].name.split("-")[1]
     check_krew(folder / "krew", version)
     missing = []
@@ -89,8 +89,8 @@ def main(folder: Path) -> None:
             sys.stdout.write(f"{package.name} works on Python {python}\n")
             sys.stdout.flush()
     if missing:
-        names = " ".join(missing)
-        sys.exit(f"not checked on Python {names}: not on this machine; uv python install {names}")
+        versions = " ".join(missing)
+        sys.exit(f"not checked: Python {versions} is not installed; uv python install {versions}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ spec:
     Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes:
     checks, submits, follows and explains PyTorchJobs, TrainJobs, JobSets and Indexed Jobs.
   caveats: |
-    It runs the k8sjob on the PATH; where there is none, uv or pipx get k8sjob {version}.
+    It runs the k8sjob on the PATH, or else k8sjob {version} by uv or pipx.
   platforms:
     - selector:
         matchExpressions:

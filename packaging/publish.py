@@ -1,9 +1,9 @@
-"""A release, published by one command: python packaging/publish.py [--dry-run], as make publish.
+"""The publication of a release: python packaging/publish.py [--dry-run], or make publish.
 
 K8SJOB_REPOSITORY is the project's address (https://HOST/OWNER/k8sjob), K8SJOB_IMAGE the client's
 image without a tag. The git remote is origin; uv publish reads its UV_PUBLISH_* variables.
-Everything is built and checked before anything leaves this machine. After a failure the same
-command goes on: what is published already is the same.
+Everything is built and checked before anything leaves this machine. After a failure, run the same
+command again: it builds the same files, so what has been published stays as it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUILDER = next((name for name in ("docker", "podman", "buildah") if shutil.which
 
 
 def problems() -> Iterator[str]:
-    """What must change before this version can be published."""
+    """The problems that prevent the publication of this version."""
     for variable in ("K8SJOB_REPOSITORY", "K8SJOB_IMAGE"):
         if not os.environ.get(variable):
             yield f"{variable} is not set"
@@ -80,7 +80,7 @@ def _run(*argv: str) -> None:
     sys.stdout.write(f"$ {shlex.join(argv)}\n")
     sys.stdout.flush()
     if code := subprocess.run(argv, check=False, cwd=ROOT).returncode:
-        sys.exit(f"error: {shlex.join(argv)}: exit code {code}; the same command goes on from here")
+        sys.exit(f"error: {shlex.join(argv)}: exit code {code}; run the same command again")
 
 
 if __name__ == "__main__":

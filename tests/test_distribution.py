@@ -147,7 +147,7 @@ def test_one_command_publishes_a_version_and_goes_on_after_a_failure(
     assert not tag.exists()
     uv = (tmp_path / "bin/uv").read_text()
     executable(tmp_path / "bin/uv", "#!/bin/sh\nexit 3\n")
-    assert "exit code 3; the same command goes on from here" in publish().stderr
+    assert "exit code 3; run the same command again" in publish().stderr
     executable(tmp_path / "bin/uv", uv)
     calls.unlink()
     assert publish().returncode == 0
