@@ -25,9 +25,9 @@ MAX_LINE: Final = 1000
 _MAX_METRICS: Final = 32
 _EVERY_S: Final = 1.0
 """Seconds between two reports of the same metrics, as between those of a session."""
-_EPOCH_EVERY_S: Final = 0.05
-"""The same where an epoch begins or ends, and of the first _FIRST reports of metrics."""
 _FIRST: Final = 100
+_FIRST_EVERY_S: Final = 0.05
+"""The same of the first _FIRST reports, so that a short training has a curve."""
 _POSITION: Final = ("epoch", "epochs", "step", "steps")
 _NO_METRICS: Final = {*_POSITION, "iter", "iteration", "eta", "v_num"}
 # Possessive: the digits that were read are not given back one by one.
@@ -39,7 +39,7 @@ _PAIR: Final = re.compile(
     r"(?<![\w@./-])(?:['\"]?(?P<name>[a-z][\w@./-]{0,40}(?: [a-z][\w-]{0,20})?)['\"]?\s?[:=]\s{0,4}"
     r"|(?P<known>(?:[a-z]+ )?(?:loss|acc(?:uracy)?|acc@\d|top-?\d|lr|ppl|mfu|f1))\s{1,4})"
     # Not the first digits of a time, of a fraction or of a number with a unit.
-    rf"['\"]?(?P<number>{_NUMBER})(?![\w:/]|,\d)",
+    rf"(?P<quote>['\"])?(?P<number>{_NUMBER})(?![\w:/]|,\d)",
     re.IGNORECASE,
 )
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -85,18 +85,14 @@ class Template:
             raise ValueError("it has no field; write a name in braces for a number: loss={loss}")
         if not re.search(r"\w", words):
             raise ValueError("it fits every line with a number; write the words around the fields")
-        self._patterns = [re.compile(pattern, re.IGNORECASE) for pattern in patterns if pattern]
+        # Atomic: a part is not searched again if the next one is missing.
+        parts = "".join(f"(?>.*?{pattern})" for pattern in patterns if pattern)
+        self._pattern = re.compile(parts, re.IGNORECASE)
 
     def read(self, line: str) -> Numbers | None:
         """The numbers of a line by their names; None for another line."""
-        values, at = list[str](), 0
-        for pattern in self._patterns:
-            match = pattern.search(line, at)
-            if match is None:
-                return None
-            values += match.groups()
-            at = match.end()
-        return dict(zip(self._names, map(_value, values), strict=True))
+        match = self._pattern.match(line)
+        return match and dict(zip(self._names, map(_value, match.groups()), strict=True))
 
 
 @cache
@@ -120,11 +116,8 @@ def _known(line: str) -> tuple[str, Numbers]:
         if kind == "dict" and epoch is not None:
             place["epoch"] = epoch
         if kind == "bar" or (numbers and (kind != "dict" or epoch is not None)):
-            # `Epoch 1 - 12 s`: a number alone is no step.
-            if not (place.get("steps") or place.pop("word", "step")):
-                del place["step"]
-            given = {name: place[name] for name in _POSITION if place.get(name) is not None}
-            return kind, {**numbers, **{name: _value(str(given[name])) for name in given}}
+            position = {name: place[name] for name in _POSITION if place.get(name) is not None}
+            return kind, numbers | {name: _value(str(text)) for name, text in position.items()}
     return "", {}
 
 
@@ -132,7 +125,10 @@ def _pairs(line: str, begin: int, split: str | None) -> Iterator[tuple[str, floa
     for pair in _PAIR.finditer(line, begin):
         name = "_".join((pair["name"] or pair["known"]).lower().split())
         if name == "epoch" or name not in _NO_METRICS:
-            yield f"{split.lower()}_{name}" if split else name, _value(pair["number"])
+            value = _value(pair["number"])
+            # Transformers 5 quotes the numbers, and writes the fraction 1.0 of its epochs as '1'.
+            value = float(value) if pair["quote"] else value
+            yield f"{split.lower()}_{name}" if split else name, value
 
 
 def _value(text: str) -> float:
@@ -171,8 +167,8 @@ class PrintedMetrics:
         self._fraction, self._epoch_steps, self._epochs = 0.0, 0, 0
         self._begin: tuple[float, float] | None = None  # epochs behind, and when
         self._last: _Place | None = None
-        # the kind and the names of a line -> when it was reported, of which epoch, how often
-        self._sent: dict[tuple[str, ...], tuple[float, int, int]] = {}
+        # the kind and the names of a line -> when it was reported, how often
+        self._reported: dict[tuple[str, ...], tuple[float, int]] = {}
         self._held: dict[tuple[str, ...], tuple[_Place | None, Numbers]] = {}
 
     def read(self, line: str, now: float) -> list[Report]:
@@ -184,24 +180,23 @@ class PrintedMetrics:
         key = (kind, *sorted(numbers))
         place = self._place(kind, numbers)
         self._logged |= bool(numbers)
-        sent, epoch, count = self._sent.get(key, (-math.inf, -1, 0))
-        turns = place is not None and (place.epoch != epoch or place.step == place.steps)
-        if now - sent < (_EPOCH_EVERY_S if turns or (numbers and count < _FIRST) else _EVERY_S):
+        last, count = self._reported.get(key, (-math.inf, 0))
+        if now - last < (_FIRST_EVERY_S if numbers and count < _FIRST else _EVERY_S):
             self._held[key] = place, numbers
             return []
         self._held.pop(key, None)
-        if len(self._sent) >= _FIRST:  # of a script whose names differ in each line
-            self._sent.clear()
-        self._sent[key] = now, place.epoch if place else -1, count + 1
+        if len(self._reported) >= _FIRST:  # of a script whose names differ in each line
+            self._reported.clear()
+        self._reported[key] = now, count + 1
         return list(self._reports(place, numbers, now))
 
-    def rest(self, now: float) -> list[Report]:
-        """The last reports that were held back, at the end."""
+    def held_back(self, now: float) -> list[Report]:
+        """The last reports of a training, which came too soon after those before them."""
         done = self._last.behind if self._last else 0.0
-        late = [held for held in self._held.values() if not held[0] or held[0].behind >= done]
-        late.sort(key=lambda held: held[0].behind if held[0] else math.inf)
+        lines = [line for line in self._held.values() if not line[0] or line[0].behind >= done]
+        lines.sort(key=lambda line: line[0].behind if line[0] else math.inf)
         self._held.clear()
-        return [report for held in late for report in self._reports(*held, now)]
+        return [report for line in lines for report in self._reports(*line, now)]
 
     def _numbers(self, line: str) -> tuple[str, Numbers]:
         if self._templates is None:
@@ -234,26 +229,26 @@ class PrintedMetrics:
 
     def _place(self, kind: str, numbers: Numbers) -> _Place | None:
         """Where a line is, which is taken out of its numbers; None where it does not say it."""
-        given: Numbers = {name: numbers.pop(name) for name in _POSITION if name in numbers}
-        epoch = given.get("epoch")
+        position: Numbers = {name: numbers.pop(name) for name in _POSITION if name in numbers}
+        epoch = position.get("epoch")
         if kind == "bar" and epoch is None:
-            return self._of_bar(int(given["step"]), int(given.get("steps", 0)))
+            return self._of_bar(int(position["step"]), int(position.get("steps", 0)))
         if kind == "dict" and isinstance(epoch, float):
             return self._of_fraction(epoch)
-        epochs, step, steps = (_count(given.get(name)) for name in _POSITION[1:])
+        epochs, step, steps = (_count(position.get(name)) for name in _POSITION[1:])
         if epoch is None and not steps:
-            numbers |= given  # steps of a run of unknown length are a metric beside the others
+            numbers |= position  # steps of a run of unknown length are a metric beside the others
             return None
         self._placed = True
         if epoch is None:
             return _Place(0, 1, step, steps)
         if self._first_epoch is None:
             self._first_epoch = int(epoch != 0)
-        if "step" not in given:
+        if "step" not in position:
             # What an epoch came to is printed at its end, its number alone at its beginning.
             step = steps = int(bool(numbers))
         elif not steps:
-            numbers |= given
+            numbers |= position
             return None
         return _Place(max(_count(epoch) - self._first_epoch, 0), epochs, step, steps)
 

@@ -3,7 +3,10 @@
 import io
 import json
 import math
+import os
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +31,7 @@ def training(lines, templates=None, seconds=2.0):
         report for at, line in enumerate(lines) for report in metrics.read(line, at * seconds)
     ]
     return Reached.of(
-        Event(kind, data, 1.0) for kind, data in reports + metrics.rest(seconds * 1e6)
+        Event(kind, data, 1.0) for kind, data in reports + metrics.held_back(seconds * 1e6)
     )
 
 
@@ -54,7 +57,7 @@ def test_transformers_counts_epochs_by_its_bar_and_evaluates_in_between():
         lines.append(bar(step, 60))
         if step % 10 == 9:
             # tqdm.write draws the bar again.
-            lines += [f"{{'loss': '{60 - step}', 'epoch': '{step / 20}'}}", bar(step, 60)]
+            lines += [f"{{'loss': '{60 - step}', 'epoch': '{step / 20:g}'}}", bar(step, 60)]
         if step and not step % 20:
             lines += [bar(1, 4), bar(4, 4), f"{{'eval_loss': {step}, 'epoch': {step / 20}}}"]
     now = training([*lines[:-10]])
@@ -129,7 +132,6 @@ def stdout(monkeypatch, out):
     output.start()
     yield stream.write
     output.stop()
-    assert "write" not in vars(stream)
 
 
 def test_events_follow_the_lines_that_they_are_of(monkeypatch):
@@ -147,10 +149,34 @@ def test_events_follow_the_lines_that_they_are_of(monkeypatch):
 
 def test_a_script_that_reports_by_itself_is_left_alone(monkeypatch):
     out = io.BytesIO()
-    with stdout(monkeypatch, out):
+    with stdout(monkeypatch, out) as write:
+        monkeypatch.setattr(sys.stdout, "write", lambda text: write(text.replace("5", "five")))
         for text in ("loss=0.5\n", f"{EVENT_MARK}{{}}\n", "loss=0.25\n"):
             sys.stdout.write(text)
     assert out.getvalue().count(b"metrics") == 1
+    assert out.getvalue().endswith(b"loss=0.2five\n")
+
+
+def test_threads_and_forks_print_and_only_the_thread_of_the_script_is_read(monkeypatch):
+    out = io.BytesIO()
+    with stdout(monkeypatch, out):
+        sys.stdout.write("loss=")
+        thread = threading.Thread(target=sys.stdout.write, args=("1\nloss=2\n",))
+        thread.start()
+        thread.join()
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        sys.stdout.write("loss=3\n")
+        monkeypatch.undo()
+    assert out.getvalue() == b"loss=1\nloss=2\nloss=3\n"
+
+
+def test_much_output_is_read_for_a_small_part_of_the_time(monkeypatch):
+    reads = []
+    with stdout(monkeypatch, io.BytesIO()) as write:
+        monkeypatch.setattr(PrintedMetrics, "read", lambda *_: reads.append(time.sleep(0.1)) or [])
+        write("a line of one write\n" * 1000)
+        write("a line of another write\n" * 1000)
+    assert 1 <= len(reads) <= 5
 
 
 def test_a_print_fails_as_it_would_and_for_no_other_reason(monkeypatch):

@@ -12,7 +12,7 @@ from pydantic_core.core_schema import no_info_before_validator_function
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
-from k8sjob.printed_metrics import MAX_LINE, Template
+from k8sjob.printed_metrics import Template
 from k8sjob.spec.base import FROZEN_EMPTY, FrozenMap, Part, doc, refuse
 from k8sjob.spec.values import Duration, EnvName, Memory, ObjectName, Text
 
@@ -82,8 +82,6 @@ def _template(value: str) -> str:
     except ValueError as error:
         message, _, next_step = str(error).partition("; ")
         refuse(f"{value!r}: {message}", next_step)
-    if len(value) > MAX_LINE:
-        refuse(f"{len(value)} characters", f"write {MAX_LINE} at most, since no more are read")
     return value
 
 

@@ -206,10 +206,7 @@ def _wanted(key: str, value: Any) -> str:
     elif isinstance(default, dict):
         good, expected = isinstance(value, dict), "a JSON object"
     elif key == "metrics":
-        good = value is None or (
-            isinstance(value, list) and all(isinstance(text, str) for text in value)
-        )
-        expected = "a list of texts"
+        good, expected = value is None or isinstance(value, list), "a list of texts"
     else:
         good, expected = isinstance(value, str) or value is default, "text"
     return "" if good else expected

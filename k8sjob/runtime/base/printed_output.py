@@ -7,12 +7,12 @@ container's log, and those of a progress bar would come there only when it ends.
 from __future__ import annotations
 
 import os
-import re
 import sys
+import threading
 import time
 from contextlib import suppress
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from k8sjob.contract import EVENT_MARK
 from k8sjob.printed_metrics import MAX_LINE, PrintedMetrics
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from k8sjob.printed_metrics import Report
 
-_LINE_END: Final = re.compile("[\r\n]")
 _MAX_PART, _MIN_SECONDS = 0.01, 0.5
 """Reading may take this part of the script's time, and some seconds in any case."""
 
@@ -39,59 +38,64 @@ class PrintedOutput:
 
     def __init__(self, templates: Sequence[str] | None) -> None:
         self._metrics = PrintedMetrics(templates)
-        self._began, self._spent, self._process = time.monotonic(), 0.0, os.getpid()
-        self._hooked: list[Any] = []
+        self._began, self._spent = time.monotonic(), 0.0
+        # A fork, as a loader's worker, and other threads write to the same streams. Without a lock
+        # nothing waits for this reader, not even a fork that was made while it reads.
+        self._reader: tuple[int, int] | None = _thread()
         # A script may put another stream in the place of stdout, for a file of its own.
         out: Any = SimpleNamespace(write=sys.stdout.write, flush=sys.stdout.flush)
         self._reporter = Reporter(active=True, events=True, out=out, printed=True)
 
     def start(self) -> None:
-        """Read from now on."""
+        """Read from now on what this thread writes."""
         for stream in (sys.stdout, sys.stderr):
             self._hook(stream)
-            self._hooked.append(stream)
 
     def stop(self) -> None:
         """Write what was held back, and read no more."""
-        if not self._hooked:
-            return
-        while self._hooked:
-            # The stream's own method is seen again.
-            self._hooked.pop().__dict__.pop("write", None)
-        with suppress(Exception):  # a stream that is closed
-            if os.getpid() == self._process:
-                self._emit(self._metrics.rest(time.monotonic()))
+        is_reader, self._reader = self._reader == _thread(), None
+        if is_reader:
+            with suppress(Exception):  # a stream that is closed
+                self._emit(self._metrics.held_back(time.monotonic()))
 
     def _hook(self, stream: Any) -> None:
-        write, line = stream.write, ""
+        write, begin = stream.write, ""
 
-        def read_and_write(text: str) -> int:
-            nonlocal line
+        def write_and_read(text: str) -> int:
+            nonlocal begin
             count: int = write(text)
-            try:
-                *lines, line = _LINE_END.split(line + text)
-                line = line[:MAX_LINE]
-                for complete in filter(None, lines):
-                    self._read(complete)
-            except Exception:  # noqa: BLE001 - the script's own print must not fail
-                self.stop()
+            if self._reader == _thread():
+                try:
+                    begin = self._read(begin + text)
+                except Exception:  # noqa: BLE001 - the script's own print must not fail
+                    self.stop()
             return count
 
-        # Not another stream: loggers hold this one already, and it has attributes of its own.
-        stream.write = read_and_write
+        # Not another stream: loggers hold this one already, and it has attributes of its own. It
+        # stays for good, since a script may have put a method of its own before this one.
+        stream.write = write_and_read
 
-    def _read(self, line: str) -> None:
-        # A fork of the rank's process, as a loader's worker, has the same stdout.
-        if line.startswith(EVENT_MARK) or os.getpid() != self._process:
-            self.stop()
-            return
-        now = time.monotonic()
-        if self._spent > _MIN_SECONDS + _MAX_PART * (now - self._began):
-            return
-        reports = self._metrics.read(line, now)
-        self._spent += time.monotonic() - now
-        self._emit(reports)
+    def _read(self, text: str) -> str:
+        """Read the lines of a text; the result is the beginning of the one that has not ended."""
+        began = now = time.monotonic()
+        limit = _MIN_SECONDS + _MAX_PART * (began - self._began) - self._spent
+        if limit < 0 and EVENT_MARK not in text:
+            return ""
+        *lines, begin = text.replace("\r", "\n").split("\n")
+        for line in filter(None, lines):
+            if line.startswith(EVENT_MARK):
+                self.stop()
+                break
+            if now - began < limit:
+                self._emit(self._metrics.read(line, now))
+                now = time.monotonic()
+        self._spent += time.monotonic() - began
+        return begin[:MAX_LINE]
 
     def _emit(self, reports: Sequence[Report]) -> None:
         for kind, data in reports:
             self._reporter.emit(kind, **data)
+
+
+def _thread() -> tuple[int, int]:
+    return os.getpid(), threading.get_ident()
