@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_MARKS: Final = 100
 """The last marks of an attempt that are kept: checkpoints may be thousands."""
+_LONGEST: Final = 300
+"""Characters of a mark's text."""
 _TEXTS: Final[dict[str, str]] = {
     EventKind.CHECKPOINT: "path",
     EventKind.RESUMED: "path",
@@ -134,7 +136,8 @@ def _joined(segments: Iterable[Segment], pauses: list[tuple[float, float]]) -> l
             if is_paused:
                 phase, waited = "suspended", 0.0
             first = begin
-            if joined and joined[-1].phase == phase:
+            # The clock of a node may have been set back.
+            if joined and joined[-1].phase == phase and joined[-1].end <= begin:
                 _, first, last, waits = joined.pop()
                 waited += waits * (last - first)
             joined.append(Segment(phase, first, end, waited / (end - first)))
@@ -147,9 +150,10 @@ def _marks(session: Session) -> list[Mark]:
         if event.kind == EventKind.RESTARTING:
             reason = event.data.get("reason")  # of anybody's script: of any shape
             message = reason.get("message") if isinstance(reason, dict) else reason
-            marks.append(Mark("fault", at, text(message)))
+            marks.append(Mark("fault", at, text(message)[:_LONGEST]))
         elif key := _TEXTS.get(event.kind):
-            marks.append(Mark(event.kind, at, text(event.data.get(key)).rpartition("/")[2]))
+            name = text(event.data.get(key)).rpartition("/")[2]
+            marks.append(Mark(event.kind, at, name[:_LONGEST]))
     return marks[-_MOST_MARKS:]
 
 

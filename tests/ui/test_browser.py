@@ -418,10 +418,16 @@ def test_numbers_of_any_name_and_type(serve, screen, jobs):
 
 def test_numbers_of_a_script_without_epochs_have_curves(serve, screen, jobs):
     jobs.write("broken", *(Event(EventKind.METRICS, {"score": n}, 1.0 + n) for n in range(4)))
+    jobs.there["plain"] = job("plain")
+    jobs.write("plain", Event(EventKind.STARTED, {"world_size": 2}, time.time()))
     page = screen()
     page.open_job(serve(jobs), "broken")
     page.see("score")
     assert page.run("return document.querySelector('figure').ariaLabel") == "score: last score 3"
+    page.go("#/job/local:uid-plain")
+    page.see("first step")
+    jobs.write("plain", Event(EventKind.METRICS, {"score": 1.0}, time.time()))
+    page.wait("return document.querySelector('.key.phase-running')")
 
 
 def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
@@ -491,7 +497,7 @@ def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
     page.see("12 of 20", "Delete")
     del jobs.there["digits"]
     page.see("Deleted", "ended", absent=("Suspend",))
-    assert page.run("return document.querySelectorAll('.actions button').length") == 0
+    assert page.run("return document.querySelectorAll('.actions :not([hidden])').length") == 0
 
 
 def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
@@ -517,7 +523,7 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
     for step, loss in ((1, 0.5), (2, 0.4), (3, math.nan)):
         numbers = {"epoch": 0, "step": step, "loss": loss}
         jobs.write("big", Event(EventKind.PROGRESS, numbers, 1.0 * step))
-        jobs.write("big", Event(EventKind.METRICS, {"f1": loss}, 1.0 * step))
+        jobs.write("big", Event(EventKind.METRICS, {"val_loss": loss}, 1.0 * step))
     page = screen(400)
     page.open_job(serve(jobs), "big")
     page.see("worker-998", "OOMKilled", "not finite")
@@ -534,7 +540,8 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
     page.see("rank 999 · worker-998 on node-worker-998 · Succeeded")
     assert page.run("return document.documentElement.scrollHeight") < 4000
     tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
-    assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]
+    best = "best val_loss\n0.4\nlast not finite"
+    assert page.run(tiles)[:3] == ["epoch\n1", "loss\nnot finite", best]
 
 
 def test_the_record_of_a_running_job_ends_when_it_was_written(serve, screen, jobs, tmp_path):

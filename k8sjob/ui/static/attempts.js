@@ -37,7 +37,8 @@ function words({ segments, marks }) {
 /** @param attempts as the server has them, with at least one segment. */
 export function timeline(attempts) {
   const shown = attempts.slice(-SHOWN), segments = shown.flatMap((attempt) => attempt.segments);
-  const axis = [segments[0].begin, Math.max(segments.at(-1).end, segments[0].begin + 1)], earlier = attempts.length - shown.length;
+  const begin = Math.min(...segments.map((segment) => segment.begin)), end = Math.max(...segments.map((segment) => segment.end));
+  const axis = [begin, Math.max(end, begin + 1)], earlier = attempts.length - shown.length;
   return [h("h2", {}, "Timeline"), earlier ? h("p", { className: "dim" }, `${counted(earlier, "earlier attempt")} not shown`) : "",
     h("ol", { className: "attempts", start: earlier + 1 }, shown.map((attempt) => h("li", {}, bar(attempt, axis), words(attempt)))),
     h("div", { className: "row axis dim", ariaHidden: "true" }, axis.map((time) => h("span", {}, moment(time))))];

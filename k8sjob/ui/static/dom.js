@@ -42,7 +42,8 @@ export function bytes(value) {
   return `${value >= 100 || !unit ? Math.round(value) : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
 }
 
-export const seconds = (stamp) => (stamp ? Date.parse(stamp) / 1000 : null);
+/** A time as a stamp, or in seconds already, in seconds since 1970. */
+export const seconds = (time) => (typeof time === "string" ? Date.parse(time) / 1000 : time ?? null);
 
 /** Now in seconds, by the clock of the job's place, or when the record of the job was written. */
 export const now = (job) => seconds(job.at) ?? Date.now() / 1000 + (job.skew ?? 0);

@@ -2,7 +2,7 @@
 
 import { timeline } from "./attempts.js";
 import { board, direction, drawn, grouped, label, MOST_CURVES } from "./chart.js";
-import { confirmed, counted, duration, h, moment, notice, now, number, stateBadge, table } from "./dom.js";
+import { confirmed, counted, duration, h, moment, notice, now, number, stateBadge, table, until } from "./dom.js";
 import { logView } from "./logs.js";
 import { rankMap } from "./ranks.js";
 import { change, follow, jobPath, read } from "./server.js";
@@ -11,10 +11,11 @@ const DRAW_MS = 500;
 const WHY_MS = 3000;
 const OLD_S = 60; // numbers of a running job are not older, unless its steps are slow
 const MOST_ROWS = 100;
+const MOST_EVENTS = 200;
+const MOST_PROCESSES = 64; // of a replica: what a script reports of its group may be any number
 const NOTABLE = 0.05; // a smaller part of the time that ranks wait is not worth a mark
 const STARTS = ["Created", "Running", "Restarting"];
 const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
-const PAUSED = ["Suspended", "Queued"];
 const ACTIONS = {
   suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => STARTS.includes(s)],
   resume: ["Resume", "Its replicas start again, from the newest checkpoint.", (s) => s === "Suspended"],
@@ -23,12 +24,16 @@ const ACTIONS = {
 };
 
 export function jobView(view, key, { state, place }) {
-  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), earlier = new Map(), checkpoint = null, explained = "", attempts = [], isStale = true, group = {}, lastLines = new Map();
+  let job = null, facts = null, training = null, curves = new Map(), replicas = new Map(), earlier = new Map(), checkpoint = null, explained = "", attempts = [], isStale = true, areReplicasNew = false, group = {}, lastLines = new Map();
   let drawTimer = 0, whyTimer = 0, closed = false;
   const charts = board(), map = rankMap(aboutRank);
-  const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
+  const title = h("h1"), badge = h("span", { className: "row" }), about = h("span", { className: "dim" }), message = h("p", { className: "dim message" });
+  const actions = h("span", { className: "row actions" }, Object.entries(ACTIONS).map(([name, [text]]) => h("button", { type: "button", "data-action": name, hidden: true, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, text)));
+  const head = h("div", { className: "row head" }, title, badge, about, actions, message), why = h("section", { className: "why", ariaLive: "polite" });
   const numbers = h("div", { className: "tiles" }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
-  const history = h("section", { className: "history" }), parts = h("section"), events = h("ul", { className: "events" });
+  const history = h("section", { className: "history" }), events = h("ul", { className: "events" });
+  const replicaRows = table([], [], { label: "Replicas" }), moreReplicas = h("p", { className: "dim" });
+  const parts = h("section", { hidden: true }, h("h2", {}, "Replicas"), replicaRows, moreReplicas);
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const output = logView(key);
   const details = h("section", {}, ...[["Run", "run", (data) => runPanel(data, group)], ["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
@@ -44,10 +49,14 @@ export function jobView(view, key, { state, place }) {
 
   function take(news) {
     if (news.job.state) job = news.job;
-    const beginsToTrain = news.training.epoch && !training?.epoch;
+    // The phase that goes on is another one from the first number on, and when a group hangs or continues.
+    const isStalled = attempts.at(-1)?.segments.at(-1)?.phase === "stalled";
+    const isNewPhase = (Object.keys(news.points).length && (isStalled || !curves.size)) || Boolean(news.training.hang) !== Boolean(training?.hang);
     training = news.training;
     if (training.group.world_size) group = training.group;
-    for (const [name, replica] of Object.entries(news.replicas)) {
+    const changed = Object.entries(news.replicas);
+    if (changed.length) areReplicasNew = true;
+    for (const [name, replica] of changed) {
       const ended = endedAttempt(replica, replicas.get(name));
       if (ended) earlier.set(`${name} ${replica.restarts}`, [`${name}, attempt ${replica.restarts}`, ended]);
       replicas.set(name, replica);
@@ -58,10 +67,9 @@ export function jobView(view, key, { state, place }) {
       curves.get(name).ys.splice(remain, Infinity, ...ys);
     }
     for (const event of news.events) list(event);
-    while (events.childElementCount > 200) events.lastElementChild.remove();
     for (const { replica, text } of news.lines) lastLines.set(replica, text);
     if (news.lines.length) output.add(news.lines);
-    if (beginsToTrain || Object.keys(news.replicas).length || news.events.some(({ kind }) => kind !== "checkpoint")) {
+    if (isNewPhase || changed.length || news.events.some(({ kind }) => kind !== "checkpoint")) {
       isStale = true;
       look();
     }
@@ -74,9 +82,12 @@ export function jobView(view, key, { state, place }) {
     if (kind === "checkpoint") {
       checkpoint = { time, name: text.split("/").at(-1).replace(/^checkpoint /, "") };
       if (older[0]?.dataset.kind === kind) older.shift().remove();
-      attempts.at(-1)?.marks.push({ kind, time, text });
+      const { segments = [], marks } = attempts.at(-1) ?? {};
+      // A connection begins with events that the attempts have already.
+      if (segments.length && time > Math.max(segments[0].begin, ...marks.map((mark) => mark.time))) marks.push({ kind, time, text });
     }
     events.insertBefore(h("li", { "data-kind": kind, "data-time": time }, h("time", {}, moment(time)), " ", replica && h("b", {}, `${replica} `), text), older[0] ?? null);
+    if (events.childElementCount > MOST_EVENTS) events.lastElementChild.remove();
   }
 
   /** Ask why, soon: what has changed may have a reason. */
@@ -87,17 +98,18 @@ export function jobView(view, key, { state, place }) {
   async function explain() {
     whyTimer = 0;
     try {
+      const findings = await read(jobPath(key, "why")), text = JSON.stringify(findings);
+      if (closed) return;
+      if (text !== explained) { // a screen reader reads again what is replaced
+        explained = text;
+        why.replaceChildren(...findings.map((finding, index) => h("div", { className: index ? "cause" : "cause first" },
+          h("p", {}, h("b", {}, "Why "), finding.message), h("p", {}, h("b", {}, "Next "), finding.next_step))));
+      }
       if (isStale) { // the whole output of a replica is read for it
         isStale = false;
-        attempts = await read(jobPath(key, "attempts"));
+        attempts = await read(jobPath(key, "attempts")).catch((error) => { isStale = true; throw error; });
       }
       drawAttempts();
-      const found = await read(jobPath(key, "why"));
-      const text = JSON.stringify(found);
-      if (closed || text === explained) return; // a screen reader reads again what is replaced
-      explained = text;
-      why.replaceChildren(...found.map((one, index) => h("div", { className: index ? "cause" : "cause first" },
-        h("p", {}, h("b", {}, "Why "), one.message), h("p", {}, h("b", {}, "Next "), one.next_step))));
     } catch (error) {
       if (!closed && error.status === 502) notice(error.message); // the stream tells of all others
     }
@@ -123,22 +135,25 @@ export function jobView(view, key, { state, place }) {
     charts.draw(grouped([...curves.keys()].filter((name) => name !== "time" && drawn(curves.get(name)))).map(([title, names]) => [title, names.map(line)]));
     many.hidden = curves.size < MOST_CURVES;
     map.draw(ranks());
-    if (replicas.size) parts.replaceChildren(h("h2", {}, "Replicas"), ...replicaTable([...replicas], [...earlier.values()]));
+    if (areReplicasNew) drawReplicas();
+    areReplicasNew = false;
   }
 
   function heading() {
     if (!facts) return;
     const current = job?.state ?? facts.state;
-    const span = job ? [job.created, job.started, job.finished] : [null, null, null];
-    const end = span[2] ?? (PAUSED.includes(current) ? job?.since : null);
-    const ran = span[1] ? `${end ? "ran" : current === "Created" ? "waiting" : "running"} for ${duration((end ?? now(facts)) - span[1])}` : "";
-    const note = job?.message && current !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
-    const focused = document.activeElement?.dataset?.action;
-    head.replaceChildren(
-      h("h1", {}, facts.name), stateBadge(current), training?.hang && current === "Running" ? h("span", { className: "state state-stalled" }, "stalled") : "", h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
-      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](current)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
-      note ?? "");
-    if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
+    const isTimed = job?.started && (job.finished || !ENDED.includes(current)); // when a job was deleted is not known
+    const verb = { Created: "waiting", Running: "running", Restarting: "running" }[current] ?? "ran";
+    const time = isTimed ? `${verb} for ${duration(until({ at: facts.at, skew: facts.skew, ...job }) - job.started)}` : "";
+    title.textContent = facts.name;
+    badge.replaceChildren(stateBadge(current), training?.hang && current === "Running" ? h("span", { className: "state state-stalled" }, "stalled") : "");
+    about.textContent = [facts.kind, facts.namespace, time].filter(Boolean).join(" · ");
+    message.textContent = job?.message ?? "";
+    message.hidden = current === "Succeeded" || !message.textContent;
+    for (const button of actions.children) { // never made again: a press takes longer than a redraw
+      const { action } = button.dataset;
+      button.hidden = !facts.can.includes(action) || !ACTIONS[action][2](current);
+    }
   }
 
   /** The ranks, each with its replica, and a note where the others wait for it. */
@@ -146,7 +161,8 @@ export function jobView(view, key, { state, place }) {
     if (!facts?.processes || !replicas.size) return [];
     const { names } = facts, { slowest, waited, hang } = training ?? {}, runs = (job?.state ?? facts.state) === "Running";
     let [first, each] = facts.processes;
-    if (each === 1 && first === 1 && group.world_size % names.length === 0) first = each = group.world_size / names.length; // nproc_per_node: auto
+    const reported = group.world_size / names.length;
+    if (each === 1 && first === 1 && Number.isInteger(reported) && reported <= MOST_PROCESSES) first = each = reported; // nproc_per_node: auto
     return Array.from({ length: first + (names.length - 1) * each }, (_, rank) => {
       const name = names[rank < first ? 0 : 1 + Math.floor((rank - first) / each)];
       const { phase = "no pod", reason, waiting, node = "" } = replicas.get(name) ?? {};
@@ -158,6 +174,20 @@ export function jobView(view, key, { state, place }) {
   function aboutRank({ rank, name, node, state, note }) {
     const last = lastLines.get(name);
     return [`rank ${rank}`, `${name}${node && ` on ${node}`}`, state, note, last && `last line of ${name}: ${last.slice(0, 200)}`].filter(Boolean).join(" · ");
+  }
+
+  /** The first replicas, failed ones before the others, and at the end what has ended before. */
+  function drawReplicas() {
+    const isFailed = ([, { phase }]) => phase === "Failed", ended = [...earlier.values()];
+    const isOver = new Set(ended.map(([, replica]) => replica));
+    const row = (name, { phase, reason, node, restarts, exit_code: code, message: text }) => [name, phase, reason, node, restarts || "", code ?? "", text];
+    const rows = [...replicas].sort((a, b) => isFailed(b) - isFailed(a)).slice(0, MOST_ROWS).map(([name, replica]) => row(name, isOver.has(replica) ? { ...replica, exit_code: null, message: replica.waiting ? replica.message : "" } : replica));
+    rows.push(...ended.slice(-MOST_ROWS).map(([name, replica]) => row(name, { ...replica, phase: "ended", restarts: 0 }).map((text) => h("span", { className: "dim" }, text))));
+    // In the same region: who has scrolled in it, or has its focus, stays there.
+    replicaRows.replaceChildren(...table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], rows, { label: "Replicas" }).children);
+    const more = replicas.size - MOST_ROWS;
+    moreReplicas.textContent = more > 0 ? `${counted(more, "more replica")} ${more === 1 ? "is" : "are"} not shown` : "";
+    parts.hidden = false;
   }
 
   function tiles() {
@@ -222,14 +252,15 @@ export function jobView(view, key, { state, place }) {
   }
 
   const stream = follow(jobPath(key, "events"), { open: reset, news: take, problem: ({ message }) => notice(message), state });
-  read(jobPath(key, "status")).then((found) => {
-    facts = found;
-    place(`${found.namespace}/${found.name}`);
-    output.replicas(found.names);
+  read(jobPath(key, "status")).then((status) => {
+    if (closed) return;
+    facts = status;
+    place(`${facts.namespace}/${facts.name}`);
+    output.replicas(facts.names);
     draw();
     look();
   }).catch((error) => { if (!closed) view.replaceChildren(h("p", { className: "empty" }, error.message)); });
-  const again = setInterval(() => { if (job && !ENDED.includes(job.state)) { draw(); look(); } }, 15000);
+  const again = setInterval(() => { if (job && !ENDED.includes(job.state) && !document.hidden) { draw(); look(); } }, 15000);
   return {
     close() {
       closed = true;
@@ -246,25 +277,14 @@ export function jobView(view, key, { state, place }) {
 function bestMetric(lines) {
   const named = lines.filter(({ name, ys }) => name !== "loss" && label(name) === name && direction(name) && ys.length);
   const line = named.find(({ name }) => direction(name) > 0) ?? named[0];
-  return line && { name: line.name, best: (direction(line.name) > 0 ? Math.max : Math.min)(...line.ys) };
+  const finite = line?.ys.filter((y) => y !== null) ?? []; // null is smaller than any loss
+  return line && { name: line.name, best: finite.length ? (direction(line.name) > 0 ? Math.max : Math.min)(...finite) : null };
 }
 
 /** How a replica's last attempt ended, if another one runs now; `before` is the replica as it was. */
 function endedAttempt(replica, before) {
   if (replica.restarts && replica.exit_code !== null && ["Running", "Pending"].includes(replica.phase)) return replica;
   return before?.phase === "Failed" && replica.restarts > before.restarts ? before : null;
-}
-
-/** The first rows, failed replicas before the others, and at the end what has ended before. */
-function replicaTable(replicas, earlier) {
-  const failed = ([, replica]) => replica.phase === "Failed";
-  const row = ([name, { phase, reason, node, restarts, exit_code: code, message }]) => [name, phase, reason, node, restarts || "", code ?? "", message];
-  const isOver = new Set(earlier.map(([, replica]) => replica));
-  const present = replicas.sort((a, b) => failed(b) - failed(a)).slice(0, MOST_ROWS).map(([name, replica]) => row([name, isOver.has(replica) ? { ...replica, exit_code: null, message: replica.waiting ? replica.message : "" } : replica]));
-  const ended = earlier.slice(-MOST_ROWS).map(([name, replica]) => row([name, { ...replica, phase: "ended", restarts: 0 }]).map((text) => h("span", { className: "dim" }, text)));
-  const more = replicas.length - present.length;
-  return [table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], [...present, ...ended], { label: "Replicas" }),
-    more > 0 && h("p", { className: "dim" }, `${counted(more, "more replica")} ${more === 1 ? "is" : "are"} not shown`)].filter(Boolean);
 }
 
 /** What ran, and with what. */
@@ -274,24 +294,23 @@ function runPanel(run, group) {
   return h("div", {}, table(["", ""], rows.filter(([, value]) => value), { label: "Run" }), run.yaml ? [h("h3", {}, "job.yaml"), h("pre", { tabIndex: 0 }, run.yaml)] : null);
 }
 
-function timing(found) {
-  const whole = found.seconds === null ? "No first training step is known." : `About ${Math.round(found.seconds)} s from the submission to the first training step.`;
+function timing(start) {
+  const whole = start.seconds === null ? "No first training step is known." : `About ${Math.round(start.seconds)} s from the submission to the first training step.`;
   return h("div", {}, h("p", {}, whole),
-    table(["Until", "Took", "Replica", ""], found.phases.map((one, index) => [found.ends[index], `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
-    [...found.notes, ...found.missing.map((text) => `unknown: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
+    table(["Until", "Took", "Replica", ""], start.phases.map((phase, index) => [start.ends[index], `${number(phase.seconds)} s`, phase.replica, phase.detail]), { label: "Phases" }),
+    [...start.notes, ...start.missing.map((text) => `unknown: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
 }
 
-function usage(found) {
-  const whole = Object.values(found.seconds).reduce((sum, one) => sum + one, 0) || 1;
-  const rows = Object.entries(found.seconds).map(([use, one]) => [use, h("progress", { max: whole, value: one, ariaLabel: use }), `${((100 * one) / whole).toFixed(1)} %`, `${number(one / 3600)} ${found.device} hours`]);
-  return h("div", {}, found.note && h("p", {}, found.note), table(["Use", "", "Part", "Time"], rows, { label: "Where the time went" }));
+function usage({ seconds, device, note }) {
+  const whole = Object.values(seconds).reduce((sum, part) => sum + part, 0) || 1;
+  const rows = Object.entries(seconds).map(([use, part]) => [use, h("progress", { max: whole, value: part, ariaLabel: use }), `${((100 * part) / whole).toFixed(1)} %`, `${number(part / 3600)} ${device} hours`]);
+  return h("div", {}, note && h("p", {}, note), table(["Use", "", "Part", "Time"], rows, { label: "Where the time went" }));
 }
 
-function image(found) {
-  const origin = found.origin;
-  const rows = [["image", found.image ?? "not known"]];
+function image({ image: name, origin, replicas }) {
+  const rows = [["image", name ?? "not known"]];
   for (const layer of origin?.layers ?? []) rows.push([layer.kind, `${layer.digest}  ${number(layer.size, "_bytes")}`]);
   if (origin) rows.push(["files", origin.files], ["installed", origin.installed], ["base", origin.base || "not known"], ["platform", origin.platform]);
-  for (const one of found.replicas.filter((replica) => replica.digest)) rows.push([one.name, `runs ${one.digest}`]);
+  for (const replica of replicas.filter(({ digest }) => digest)) rows.push([replica.name, `runs ${replica.digest}`]);
   return table(["", ""], rows, { label: "Image" });
 }

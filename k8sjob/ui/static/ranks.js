@@ -9,14 +9,16 @@ export function rankMap(about) {
   let ranks = [], squares = [], shape = "", chosen = -1, summary = "";
   const under = ({ target }) => choose(squares.indexOf(target));
   const grid = h("div", { className: "ranks", tabIndex: 0, role: "group", onmouseover: under, onmouseleave: () => choose(-1), onfocus: () => choose(0), onblur: () => choose(-1), onkeydown: byKey });
-  const words = h("p", { className: "dim", ariaLive: "polite" });
+  const words = h("p", { className: "dim" });
   const section = h("section", { hidden: true }, h("h2", {}, "Ranks"), grid, words);
 
   function choose(index) {
     squares[chosen]?.classList.remove("chosen");
     squares[index]?.classList.add("chosen");
     chosen = index;
-    words.textContent = squares[index] ? about(ranks[index]) : summary;
+    const text = squares[index] ? about(ranks[index]) : summary;
+    words.ariaLive = squares[index] ? "polite" : "off"; // the summary changes with each report
+    if (words.textContent !== text) words.textContent = text;
   }
 
   function byKey(event) {
@@ -36,13 +38,13 @@ export function rankMap(about) {
       shape = ranks.map(({ node }) => node).join();
       if (shape !== before) { // thousands of squares are made once, and then colored
         squares = ranks.map(() => h("span", { className: "rank" }));
-        const rows = nodes.size > 1 && nodes.size <= MOST_NODES ? [...nodes] : [["", ranks]];
-        grid.replaceChildren(...rows.map(([node, row]) => h("div", { className: "row" }, node && h("span", { className: "node" }, node), h("div", {}, row.map(({ rank }) => squares[rank])))));
+        const isSplit = nodes.size > 1 && nodes.size <= MOST_NODES, rows = isSplit ? [...nodes] : [["", ranks]];
+        grid.replaceChildren(...rows.map(([node, row]) => h("div", { className: "row" }, isSplit && h("span", { className: "node" }, node || "no node"), h("div", {}, row.map(({ rank }) => squares[rank])))));
       }
       ranks.forEach(({ state, note }, rank) => { squares[rank].dataset.state = state; squares[rank].classList.toggle("notable", Boolean(note)); });
       const states = [...Map.groupBy(ranks, ({ state }) => state)].map(([state, alike]) => `${alike.length.toLocaleString("en")} ${state}`);
       const notes = ranks.filter(({ note }) => note).map(({ rank, note }) => `rank ${rank} ${note}`);
-      summary = [`${counted(ranks.length, "rank")} on ${counted(nodes.size, "node")}: ${states.join(", ")}`, ...notes].join("; ");
+      summary = [`${counted(ranks.length, "rank")} on ${counted(nodes.size - nodes.has(""), "node")}: ${states.join(", ")}`, ...notes].join("; ");
       grid.ariaLabel = `${summary}. Arrows read each rank.`;
       choose(chosen);
     },
