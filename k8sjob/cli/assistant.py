@@ -6,6 +6,7 @@ stands apart from what k8sjob says, and a change of a job needs the token of a d
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import sys
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import anyio
 import click
@@ -28,12 +29,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from k8sjob.cli.output import INTERRUPTED
 from k8sjob.contract import __version__
 from k8sjob.errors import K8sJobError, redacted
+from k8sjob.kube.client.kubeconfig import access
 from k8sjob.kube.objects import Object
 from k8sjob.sanitize import safe_text
 from k8sjob.yamldoc import job_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _READING: Final = {
     "why": "job namespace timing",
@@ -78,11 +77,10 @@ class Assistant:
     """The tools of one client, those that write or prove only where the user allows them."""
 
     def __init__(self, program: click.Command, *, writes: bool, proves: bool) -> None:
-        offered = (
-            _READING | ({"prove": "file steps"} if proves else {}) | (_WRITING if writes else {})
-        )
+        proving = {"prove": "file steps"} if proves else {}
+        offered = _READING | proving | (_WRITING if writes else {})
         self._models = {name: _model(program, name, offered[name].split()) for name in offered}
-        self._tokens: dict[str, str] = {}  # token -> the digest of what its dry run has seen
+        self._tokens: dict[str, bytes] = {}  # token -> the digest of what its dry run has seen
 
     async def serve(self) -> None:
         """Serve the client on stdin and stdout until it leaves."""
@@ -100,18 +98,15 @@ class Assistant:
     async def _listed(self) -> list[types.Tool]:
         tools = []
         for name, model in self._models.items():
-            text, schema = model.__doc__, model.model_json_schema()
-            hints = types.ToolAnnotations(
-                readOnlyHint=name in _READING, destructiveHint=name not in {*_READING, "resume"}
-            )
-            tool = types.Tool(name=name, description=text, inputSchema=schema, annotations=hints)
-            tools.append(tool)
+            harm = name not in {*_READING, "resume"}
+            hints = types.ToolAnnotations(readOnlyHint=name in _READING, destructiveHint=harm)
+            described = {"description": model.__doc__, "inputSchema": model.model_json_schema()}
+            tools.append(types.Tool(name=name, annotations=hints, **described))
         return tools
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         answer = await self._answer(name, arguments)
-        untrusted = answer["untrusted"]
-        failed = untrusted["document"] is None and answer["exit_code"] != 0
+        failed = answer["untrusted"]["document"] is None and answer["exit_code"] != 0
         # As JSON no text can end the string that it stands in.
         content = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
         return types.CallToolResult(content=[content], structuredContent=answer, isError=failed)
@@ -119,7 +114,7 @@ class Assistant:
     async def _answer(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if (model := self._models.get(name)) is None:
             raise K8sJobError(
-                f"no tool {name!r}; the tools are {', '.join(self._models)}; `k8sjob mcp"
+                f"no tool {name!r:.80}; the tools are {', '.join(self._models)}; `k8sjob mcp"
                 " --allow-write` adds those that change jobs, `--allow-prove` adds prove, which"
                 " runs scripts on this machine"
             )
@@ -131,12 +126,12 @@ class Assistant:
                 for problem in error.errors()
             )
             names = ", ".join(model.model_fields)
-            raise K8sJobError(f"{name}: {problems}; its arguments are {names}") from None
+            raise K8sJobError(f"{name}: {problems:.2000}; its arguments are {names}") from None
         words = _words(call)
         if name not in _WRITING:
             return (await _run(name, *_OUTPUT.get(name, ("-o", "json")), *words))[0]
         # The token is taken before anything is awaited, so that two calls cannot both use it.
-        expected = self._tokens.pop(token, None) if (token := getattr(call, "token", None)) else ""
+        expected = self._tokens.pop(token, None) if (token := getattr(call, "token", None)) else b""
         if expected is None:
             raise K8sJobError(f"{name}: the token is unknown or was used; {_AGAIN}")
         command = ["submit", "--dry-run=server"] if name == "submit" else ["status"]
@@ -149,7 +144,7 @@ class Assistant:
             step = f"ask the user, then call {name} with these arguments and the token"
             return {"changed": False, "token": token, "next_step": step, **answer}
         if expected != digest:
-            raise K8sJobError(f"{name}: the arguments or the job differ from the dry run; {_AGAIN}")
+            raise K8sJobError(f"{name}: not the arguments, job or cluster of the dry run; {_AGAIN}")
         return (await _run(name, *words))[0]
 
 
@@ -188,18 +183,23 @@ def _words(call: BaseModel) -> list[str]:
     return [*options, *operands]
 
 
-def _digest(command: list[str], file: str | None, document: Any) -> str:
-    """What a token is bound to: the command, and the job, or the job.yaml and its code."""
-    if command[0] != "submit":
-        return json.dumps([command, document["uid"]])
-    # Of the code, the digest of the image is part of the spec. A server makes a new uid for the
-    # object of each dry run, and puts it into the labels of a Job.
-    spec = json.dumps(document["spec"]).replace(Object(document).uid, "")
-    return json.dumps([command, spec, job_file(Path(file or ".")).read_bytes().hex()])
+def _digest(command: list[str], file: str | None, document: Any) -> bytes:
+    """What a token is bound to: the command and the job, or the place, job.yaml and code."""
+    state = [*command, document.get("uid")]
+    if command[0] == "submit":
+        # Of the code, the digest of the image is part of the spec. A server makes a new uid for the
+        # object of each dry run, and puts it into the labels of a Job.
+        job, yaml = Object(document), job_file(Path(file or ".")).read_bytes().hex()
+        parts = json.dumps([job.labels, job.annotations, document["spec"]]).replace(job.uid, "")
+        state = [*command, access().server, job.namespace, parts, yaml]
+    return hashlib.sha256(json.dumps(state).encode()).digest()
 
 
 async def _run(*words: str) -> tuple[dict[str, Any], Any]:
     """The answer of a command and its data; a cancelled call ends all that it has started."""
+    command = shlex.join(["k8sjob", *words])
+    if len(command) > _LONGEST_TEXT or not command.isprintable():
+        raise K8sJobError(f"{words[0]}: the arguments are too long, or not printable text")
     # -P: modules in the working folder, which others may have written, are not imported.
     argv = [sys.executable, "-P", "-m", "k8sjob", *words]
     out, err, code = bytearray(), bytearray(), None
@@ -222,7 +222,7 @@ async def _run(*words: str) -> tuple[dict[str, Any], Any]:
     messages = _harmless(err.decode(errors="replace").splitlines())
     shown, cut = _fitted(document, newest=words[0] == "logs")
     shown_messages, cut_messages = _fitted(messages, newest=True)
-    answer: dict[str, Any] = {"command": shlex.join(["k8sjob", *words]), "exit_code": code}
+    answer: dict[str, Any] = {"command": command, "exit_code": code}
     if cut := cut or cut_messages:
         answer["cut"] = f"these are {cut}; ask for less, or run the command in a terminal"
     answer["untrusted"] = {"notice": _NOTICE, "document": shown, "messages": shown_messages}
@@ -236,9 +236,9 @@ async def _read(stream: Any, output: bytearray, scope: anyio.CancelScope) -> Non
             scope.cancel()
 
 
-def _document(text: str, words: Sequence[str]) -> Any:
-    if not text or "json" not in words:
-        return safe_text(redacted(text)) or None
+def _document(text: str, words: tuple[str, ...]) -> Any:
+    if not text or "-o" not in words:  # a job or a file may be named json
+        return redacted(safe_text(text)) or None
     if words[0] == "logs":  # a line of JSON for each line
         text = f"[{','.join(text.splitlines())}]"
     return _harmless(json.loads(text))
@@ -253,7 +253,8 @@ def _harmless(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     cut = f"... ({len(value)} characters)" if len(value) > _LONGEST_TEXT else ""
-    return safe_text(redacted(value[:_LONGEST_TEXT])) + cut
+    # Colours may stand between the name of a password and its value.
+    return redacted(safe_text(value[:_LONGEST_TEXT])) + cut
 
 
 def _fitted(document: Any, *, newest: bool) -> tuple[Any, str]:
