@@ -58,7 +58,7 @@ def timeline(stages: Sequence[tuple[str, float]], now: float) -> list[str]:
     An end is no stage: the job's state says it.
     """
     return [
-        f"{stage} {duration(end - at)}"
+        f"{stage} {duration(max(end - at, 0))}"
         for (stage, at), (following, end) in pairwise([*stages, ("", now)])
         if stage not in _ENDS and (not following or not end - at < _SHORTEST)
     ]

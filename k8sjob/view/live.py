@@ -26,6 +26,8 @@ _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _ERASE_BELOW: Final = "\x1b[J"
 _ERASE_REST_OF_LINE: Final = "\x1b[K"
+# tmux moves a screen that is erased from its first line into the history, with the old panel.
+_ERASE_FROM_HERE: Final = f"{_ERASE_REST_OF_LINE}\n{_ERASE_BELOW}\x1b[1A"
 
 
 MAX_LINE: Final = 4000
@@ -229,7 +231,7 @@ class Region:
             # Written over, not erased first: there is nothing to flicker.
             body = frame.replace("\n", f"{_ERASE_REST_OF_LINE}\n") + _ERASE_BELOW
         else:
-            body = _ERASE_BELOW + (self._rendered([above]) if above is not None else "") + frame
+            body = _ERASE_FROM_HERE + (self._rendered([above]) if above is not None else "") + frame
         self._lines, self._frame, self._width = list(lines), frame, width
         self._write(f"{_BEGIN}{back}{body}{_END}")
 

@@ -72,7 +72,8 @@ class JobSummary(Training):
             return "joining"
         if self.phases:
             return "starting" if "python" in self.phases.values() else "importing"
-        return self._stage_of_replicas() if self.state else ""
+        # Of a job that has ended, the state comes after all of its output.
+        return self._stage_of_replicas() if self.state or self.stages else ""
 
     @property
     def shown_state(self) -> str:
@@ -88,7 +89,7 @@ class JobSummary(Training):
 
     def _stage_of_replicas(self) -> str:
         replicas = self.replicas.values()
-        if replicas and all(replica.phase == "Running" for replica in replicas):
+        if replicas and all(replica.phase != "Pending" for replica in replicas):
             return "running"
         # A node is chosen, and gets the image and the volumes.
         return "pulling" if any(replica.node for replica in replicas) else "queued"

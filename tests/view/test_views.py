@@ -190,6 +190,12 @@ def test_the_panel_has_the_stages_of_the_job_and_the_replicas_that_differ():
     ]
     for events in ([*late, *ended], ended):
         assert "> importing 0:20 > joining 0:13" in "\n".join(screen(events))
+    # Without a group, and after one replica has ended, the script still runs.
+    runs = [*late, begun[5], starting("running", time=120.0), job("Running", 145.0)]
+    over = pod("worker-0", 145.0, phase="Succeeded", node="a")
+    assert "starting 0:05 > running 0:25  " in screen([*runs, over])[1]
+    gone = [over, begun[5], starting("running", time=120.0), ended[-1]]
+    assert "starting 0:05 > running 0:30" in "\n".join(screen(gone))
 
 
 def test_the_screen_has_one_line_for_agents_that_are_alike_and_wraps_at_words(console, terminal):
