@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from k8sjob.findings import Finding
+    from k8sjob.view.summary import JobSummary
 
 STATE_STYLE: Final = {
     "Running": "cyan",
@@ -53,7 +54,7 @@ class JobClock:
     """The time by the clock of a job's stamps, a server's, which may differ from this machine's.
 
     Attributes:
-        began: when it was made, by this machine's clock.
+        began: when this clock was made, by that of this machine.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,10 @@ class JobClock:
         if reported_at and reported_at != self._reported_at:
             self._reported_at, self._at = reported_at, time.monotonic()
         return self._reported_at + time.monotonic() - self._at
+
+    def age(self, summary: JobSummary) -> float:
+        """Seconds since the job was created, or since this clock was made if it is not known."""
+        return max(self.now(summary.reported_at) - (summary.created or self.began), 0)
 
 
 class LinePrinter:

@@ -97,12 +97,17 @@ class Panel:
         room, width = max(rows - 3, 1), max(columns - 1, 1)
         summary, progress = self._summary, self._summary.progress
         waiting = Text(summary.waiting[1], style="yellow")
-        lines = _packed([self._title(), self._timeline(width), self._group(), waiting], width)
+        situations = {name: _situation(pod) for name, pod in summary.replicas.items()}
+        usual = Counter(line.plain for line in situations.values()).most_common(1)
+        group = self._group(usual)
+        lines = _packed([self._title(), self._timeline(width), group, waiting], width)
         if progress.fraction is not None:
             lines.append(self._bar(progress.fraction, max(min(width - len(" 100%"), _BAR), 1)))
         numbers = ((position(progress), ""), (costs(progress), "dim"))
         lines += _packed([Text(_joined(pieces, width), style) for pieces, style in numbers], width)
-        lines += self._different(max(min(room // 2, room - len(lines)), 0))
+        common = dict(usual)
+        different = {name: line for name, line in situations.items() if line.plain not in common}
+        lines += self._named(different, max(min(room // 2, room - len(lines)), 0))
         for line in lines:
             line.truncate(width, overflow="crop" if self._ascii else "ellipsis")
         return lines[:room]
@@ -111,35 +116,26 @@ class Panel:
         state = self._summary.shown_state
         title = Text(self._summary.job, style="bold").append(_GAP)
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        age = self._now() - (self._summary.created or self._clock.began)
-        return title.append(f"{_GAP}{duration(max(age, 0))}", style="not bold")
-
-    def _now(self) -> float:
-        return self._clock.now(self._summary.reported_at)
+        age = self._clock.age(self._summary)
+        return title.append(f"{_GAP}{duration(age)}", style="not bold")
 
     def _timeline(self, width: int) -> Text:
         """The stages so far; of too many the last ones."""
-        stages = timeline(self._summary.stages, self._now())
+        stages = timeline(self._summary.stages, self._clock.now(self._summary.reported_at))
         line = THEN.join(stages)
         while len(line) > width and len(stages) > 1:
             stages = stages[1:]
             line = THEN.join(["...", *stages])
         return Text(line)
 
-    def _group(self) -> Text:
-        """The group, how most of its replicas are, and where all of them are."""
-        pieces, replicas = [], self._summary.replicas.values()
-        if self._summary.group:
-            pieces.append(started(self._summary.group))
-        for usual, count in self._situations().most_common(1):
-            nodes = sorted({replica.node for replica in replicas if replica.node})
-            where = f"{len(nodes)} nodes" if nodes[1:] else "".join(nodes)
-            line = f"{count} {' '.join(usual.split())}"
-            pieces.append(f"{line} on {where}" if where else line)
+    def _group(self, usual: Sequence[tuple[str, int]]) -> Text:
+        """The group, how most of its replicas are (nothing without any), and where all are."""
+        pieces = [started(self._summary.group)] if self._summary.group else []
+        for situation, count in usual:
+            nodes = sorted({pod.node for pod in self._summary.replicas.values() if pod.node})
+            where = f" on {f'{len(nodes)} nodes' if nodes[1:] else nodes[0]}" if nodes else ""
+            pieces.append(f"{count} {' '.join(situation.split())}{where}")
         return Text(_GAP.join(pieces), style="dim")
-
-    def _situations(self) -> Counter[str]:
-        return Counter(_replica(replica).plain for replica in self._summary.replicas.values())
 
     def _bar(self, done: float, width: int) -> Text:
         full, empty = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
@@ -148,22 +144,19 @@ class Panel:
         bar.append(empty * (width - filled), style="dim" if self._ascii else "grey37")
         return bar.append(f" {done:4.0%}")
 
-    def _different(self, rows: int) -> Iterator[Text]:
+    def _named(self, different: dict[str, Text], rows: int) -> Iterator[Text]:
         """A line for each replica that is not as most are, of too many for the first ones."""
-        situations = {name: _replica(pod) for name, pod in self._summary.replicas.items()}
-        usual = [situation for situation, _ in self._situations().most_common(1)]
-        names = [name for name, line in situations.items() if line.plain not in usual]
-        shown = names if len(names) <= rows else names[: max(rows - 1, 0)]
+        shown = list(different)[: rows if len(different) <= rows else max(rows - 1, 0)]
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
-            line = Text(f"{name:{width}}  ", style=color(name)).append_text(situations[name])
+            line = Text(f"{name:{width}}  ", style=color(name)).append_text(different[name])
             node = self._summary.replicas[name].node
             yield line.append(f"  {node}", style="dim") if node else line
-        if rows and len(names) > len(shown):
-            yield Text(f"and {len(names) - len(shown)} more that differ")
+        if rows and len(different) > len(shown):
+            yield Text(f"and {len(different) - len(shown)} more that differ")
 
 
-def _replica(replica: ReplicaStatus) -> Text:
+def _situation(replica: ReplicaStatus) -> Text:
     phase = replica.phase or "Unknown"
     line = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
     if replica.restarts:
@@ -189,10 +182,9 @@ def _packed(lines: Sequence[Text], width: int) -> list[Text]:
 
 def _joined(pieces: list[str], width: int) -> str:
     """As many of the pieces as fit, at least the first one."""
-    shown = list(pieces)
-    while len(shown) > 1 and len("  ".join(shown)) > width:
-        shown.pop()
-    return "  ".join(shown)
+    while len(pieces) > 1 and len(_GAP.join(pieces)) > width:
+        pieces = pieces[:-1]
+    return _GAP.join(pieces)
 
 
 def _shortened(line: Text) -> Text:

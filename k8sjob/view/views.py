@@ -176,10 +176,7 @@ class NotebookView:
         summary = self.summary
         progress = summary.progress
         state = summary.shown_state
-        took = summary.seconds
-        if took is None:
-            now = self._clock.now(summary.reported_at)
-            took = max(now - (summary.created or self._clock.began), 0)
+        took = self._clock.age(summary) if summary.seconds is None else summary.seconds
         subtitle = f"{duration(took)}  {started(summary.group) if summary.group else ''}"
         parts = []
         if progress.fraction is not None and not self._ended:

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
@@ -130,25 +129,6 @@ def test_empty_batches_come_while_nothing_happens():
             go.set()
     assert go.is_set()
     assert [item for batch in seen for item in batch] == [1, 2]
-
-
-def test_interrupts_are_counted_and_the_source_lives():
-    def source():
-        for _ in range(3):
-            time.sleep(0.05)
-            yield "still here"
-
-    before = signal.getsignal(signal.SIGINT)
-    seen = []
-    with Interrupts() as interrupts:
-        for batch in batches(source()):
-            seen += batch
-            if interrupts.count < 2:
-                os.kill(os.getpid(), signal.SIGINT)
-    assert interrupts.count == 2
-    assert interrupts.exit_code == 130
-    assert len(seen) == 3
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(
