@@ -55,6 +55,6 @@ def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
         raise JobNotFound(no_jobs("", place, namespace))
     backend, snapshot = max(jobs, key=lambda pair: job_status(pair[1]).created or EPOCH)
     ref = JobRef.of(snapshot.job)
-    runs = Counter(str(JobRef.of(other.job)) for _, other in jobs)
+    runs = Counter(str(JobRef.of(run.job)) for _, run in jobs)
     print_status(f"the newest job: {name_of(ref, runs)}")
     return backend, ref

@@ -38,30 +38,30 @@ def list_command(labels: str, output: str, place: Place) -> int:
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
     """
-    jobs, failed, asked = all_jobs(labels, place)
+    jobs, failed, namespace = all_jobs(labels, place)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
     # The output of a job in a cluster is two requests, and one that has ended says nothing new.
-    read = [
+    readable = [
         (backend, snapshot)
         for status, snapshot, backend in listed
         if output != "table"
         or status.ref.namespace == LOCAL
         or status.state is not JobState.SUCCEEDED
     ]
-    trains = {} if output == "name" else progress_of(read, succeeded=True)
-    tells = any(map(str, trains.values()))
+    progress = {} if output == "name" else progress_of(readable, succeeded=True)
+    has_progress = any(map(str, progress.values()))
     runs = Counter(str(status.ref) for status, *_ in listed)
     match output:
         case "name":
             for status, *_ in listed:
                 line(name_of(status.ref, runs))
         case "json" | "yaml":
-            pairs = ((snapshot, trains.get(status.ref)) for status, snapshot, _ in listed)
+            pairs = ((snapshot, progress.get(status.ref)) for status, snapshot, _ in listed)
             document([job_document(*pair) for pair in pairs], output)
         case _ if not listed:
             if not failed:
-                print_status(no_jobs(labels, place, asked))
+                print_status(no_jobs(labels, place, namespace))
         case _:
             wide = output == "wide"
             mixed = len({status.ref.kind for status, *_ in listed}) > 1
@@ -70,12 +70,12 @@ def list_command(labels: str, output: str, place: Place) -> int:
                 [
                     name_of(status.ref, runs),
                     *[status.ref.kind] * mixed,
-                    *_row(status, snapshot, trains.get(status.ref), wide=wide),
-                    *[trains.get(status.ref, "")] * tells,
+                    *_row(status, snapshot, progress.get(status.ref), wide=wide),
+                    *[progress.get(status.ref, "")] * has_progress,
                 ]
                 for status, snapshot, _ in listed
             )
-            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * tells
+            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * has_progress
             table(header + more, rows)
     return int(failed)
 
@@ -114,16 +114,16 @@ def all_jobs(
     return jobs, False, "" if place.all_namespaces else cluster.namespace
 
 
-def no_jobs(labels: str, place: Place, asked: str) -> str:
+def no_jobs(labels: str, place: Place, namespace: str) -> str:
     """The sentence about a place that has none, by the namespace that was looked in."""
     fitting = f" with {labels}" if labels else ""
     if not place.asks_cluster:
         return f"no jobs{fitting} on this machine; start one with k8sjob run"
-    where = f"in namespace {asked} of the cluster" if asked else "in the cluster"
+    where = f"in namespace {namespace} of the cluster" if namespace else "in the cluster"
     make = "k8sjob submit"
     if not place.is_cluster:
         where, make = f"on this machine or {where}", f"k8sjob run or {make}"
-    hint = "-A looks in all namespaces; " if asked else ""
+    hint = "-A looks in all namespaces; " if namespace else ""
     return f"no jobs{fitting} {where}; {hint}create one with {make}"
 
 

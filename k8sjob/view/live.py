@@ -34,6 +34,8 @@ MAX_LINE: Final = 4000
 """Characters of one log line that a screen shows; the log itself keeps them all."""
 _BAR: Final = 100
 """Columns of the progress bar at most."""
+_NARROWEST: Final = 16
+"""Columns beside a name in which a line is broken; in fewer the terminal breaks it."""
 _GAP: Final = "  "
 
 
@@ -76,10 +78,11 @@ class LiveView:
         if event.kind == EventKind.METRICS:  # a row of a table: the report has all of them
             end = line.plain.rfind(_GAP, 0, columns + 1)
             return [line if cell_len(line.plain) <= columns or end < 0 else line[:end]]
-        if cell_len(line.plain) <= columns:
+        room = columns - self._printer.width
+        if cell_len(line.plain) <= columns or room < _NARROWEST:
             return [line]
         name, text = line.divide([self._printer.width])
-        rows = text.wrap(self._console, max(columns - len(name), 1), tab_size=4)
+        rows = text.wrap(self._console, room, tab_size=4)
         gap = Text(" " * (len(name) - 2) + "| ", "dim")
         return [(name if row is rows[0] else gap).copy().append_text(row) for row in rows]
 

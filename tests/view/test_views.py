@@ -211,6 +211,8 @@ def test_the_screen_has_one_line_for_agents_that_are_alike_and_wraps_at_words(co
         view.show([Event(EventKind.LOG, {"text": line}, 0, f"worker-{at}")])
     logged = {f"metric_{at}": 0.5 for at in range(9)}
     view.show([Event(EventKind.METRICS, logged, 0, "worker-0")])
+    pod = "a-pod-of-a-deployment-with-a-long-name-6d4cf56db6-x7k2p"
+    view.show([Event(EventKind.LOG, {"text": "some words"}, 0, pod)])
     seen = Screen()
     seen.write(terminal.getvalue())
     assert [line.rstrip() for line in seen.lines if " | " in line] == [
@@ -219,6 +221,7 @@ def test_the_screen_has_one_line_for_agents_that_are_alike_and_wraps_at_words(co
         "worker-3 | RuntimeError: " + "no " * 11 + "no",
         "         | " + "no " * 7 + "no",
         "worker-0 | metric_0 0.5  metric_1 0.5  metric_2 0.5",
+        f"{pod} | some words",
     ]
 
 
