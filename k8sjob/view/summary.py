@@ -72,8 +72,9 @@ class JobSummary(Training):
             return "joining"
         if self.phases:
             return "starting" if "python" in self.phases.values() else "importing"
-        # Of a job that has ended, the state comes after all of its output.
-        return self._stage_of_replicas() if self.state or self.stages else ""
+        if not self.state:  # of a job that has ended, it comes after all of the output
+            return "running" if self.stages else ""
+        return self._stage_of_replicas()
 
     @property
     def shown_state(self) -> str:

@@ -194,7 +194,7 @@ def test_the_panel_has_the_stages_of_the_job_and_the_replicas_that_differ():
     runs = [*late, begun[5], starting("running", time=120.0), job("Running", 145.0)]
     over = pod("worker-0", 145.0, phase="Succeeded", node="a")
     assert "starting 0:05 > running 0:25  " in screen([*runs, over])[1]
-    gone = [over, begun[5], starting("running", time=120.0), ended[-1]]
+    gone = [begun[5], starting("running", time=120.0), ended[-1]]
     assert "starting 0:05 > running 0:30" in "\n".join(screen(gone))
 
 
