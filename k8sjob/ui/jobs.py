@@ -215,9 +215,7 @@ class Jobs:
         labels = snapshot.job.labels.items()
         row["labels"] = [f"{name}={value}" for name, value in labels if name != MANAGED_BY]
         with self._lock:
-            before = self._entries.get(key)
-            same = before is not None and before.row == row
-            version = before.version if before and same else next(self._versions)
+            version = before.version if before and before.row == row else next(self._versions)
             self._entries[key] = JobEntry(key, backend, snapshot, row, version)
         return key
 

@@ -42,6 +42,8 @@ _REPORT: Final = f'{EVENT_MARK}{{"kind":"{EventKind.PROGRESS}"'
 _REPORTS: Final = 8
 """Reports of a job's progress that are all read at the end of its output; of those before them one
 in so many."""
+_POINTS: Final = 60
+"""Reports that are read before those of very many, enough for a small curve."""
 _OF_A_REPLICA: Final = ("name", "phase", "node", "restarts", "reason", "exit_code", "message")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
@@ -189,12 +191,7 @@ def _read(
 
 def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     """The progress in the last lines of the replica that reports; None where nothing tells it."""
-    lines = list(lines)
-    reports = [number for number, line in enumerate(lines) if _REPORT in line]
-    # Almost all of the lines are reports, and to decode them takes longer than all else of a list.
-    passed_over = set(reports[:-_REPORTS]) - set(reports[::_REPORTS])
-    read = (line for number, line in enumerate(lines) if number not in passed_over)
-    events = [event for line in read if (event := Event.decode(line))]
+    events = events_in(lines)
     training, last = Training.of(events), events[-1].time if events else 0.0
     tells = (
         training.starting
@@ -207,6 +204,19 @@ def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     age = snapshot.now.timestamp() - last
     ended = job_state(snapshot) is JobState.SUCCEEDED
     return JobProgress(training, last, age, ended) if last and tells else None
+
+
+def events_in(lines: Iterable[str]) -> list[Event]:
+    """The events in some lines; of many reports of progress some, and all of the last ones.
+
+    Almost all of the lines are reports, and to decode them takes longer than all else of a list.
+    """
+    lines = list(lines)
+    reports = [number for number, line in enumerate(lines) if _REPORT in line]
+    every = max(_REPORTS, len(reports) // _POINTS)
+    passed_over = set(reports[:-_REPORTS]) - set(reports[::every])
+    read = (line for number, line in enumerate(lines) if number not in passed_over)
+    return [event for line in read if (event := Event.decode(line))]
 
 
 def _finite(value: float | None) -> float | None:

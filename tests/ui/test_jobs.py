@@ -13,6 +13,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.observe import training
 from k8sjob.ui import jobs as module
+from k8sjob.ui import rows as rows_module
 from k8sjob.ui.details import JobNews
 from k8sjob.ui.jobs import Jobs
 from k8sjob.ui.rows import Rows
@@ -117,6 +118,23 @@ def test_a_job_that_has_ended_has_no_time_left(cluster, listed):
     cluster.changes.put(CollectionChange(Kind.MODIFIED, job("one", "Succeeded"), why=""))
     listed(lambda _, state: state["jobs"])
     assert rows.of([key])[key]["progress"] == {"text": "loss 0.5", "fraction": None}
+    cluster.lines.clear()  # with its Pods
+    ended = job("one", "Succeeded")
+    ended["status"]["replicaStatuses"] = {"Master": {"succeeded": 1}}
+    cluster.changes.put(CollectionChange(Kind.MODIFIED, ended, why=""))
+    listed(lambda _, state: state["jobs"])
+    assert rows.of([key])[key]["progress"]["text"] == "loss 0.5"
+
+
+def test_a_cause_that_could_not_be_read_is_read_again(cluster, listed, monkeypatch):
+    monkeypatch.setattr(rows_module, "_WHY_SECONDS", 0)
+    ended = job("one", "Failed", "no room")
+    cluster.changes.put(CollectionChange(Kind.ADDED, ended, why=""))
+    listed(lambda names, _: names == {"one"})
+    rows, key = Rows(listed.jobs), "cluster:uid-one"
+    assert rows.of([key])[key]["why"] == ""
+    cluster.there["one"] = ended
+    assert rows.of([key])[key]["why"] == "the job failed: no room"
 
 
 def test_a_reader_is_sent_the_points_of_a_curve_that_changed(monkeypatch):

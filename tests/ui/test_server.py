@@ -47,7 +47,7 @@ def digits():
         Event(EventKind.STARTED, {"world_size": 2, "strategy": "ddp"}, 1.0),
         Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "steps": 2, "loss": 2.0}, 2.0),
         Event(EventKind.PROGRESS, {"epoch": 0, "step": 2, "steps": 2, "loss": 1.0}, 3.0),
-        Event(EventKind.METRICS, {"test_accuracy": 0.5, "note": "x"}, 4.0),
+        Event(EventKind.METRICS, {"test_accuracy": 0.5, "note": "x"}, 3.0),  # at once
         "\x1b[31mred\x1b[0m <b>\u202ebold",
     )
     return backend

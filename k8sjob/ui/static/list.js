@@ -1,26 +1,25 @@
 // The list of jobs: filters, one row a job, and the choice of jobs to compare. What takes reading (why,
 // progress, curve) is asked for the rows on the screen.
 
-import { h, now, number, seconds, stateBadge, times } from "./dom.js";
+import { h, number, seconds, stateBadge, times, until } from "./dom.js";
 import { follow, read } from "./server.js";
 
 const ACTIVE = new Set(["Created", "Running", "Restarting", "Suspended", "Queued", "Deleting"]);
 const STATES = { all: () => true, active: (job) => ACTIVE.has(job.state), failed: (job) => job.state === "Failed" || job.state === "Stopped", succeeded: (job) => job.state === "Succeeded" };
-const ENDED = new Set(["Succeeded", "Failed", "Stopped"]);
 const EXPLAINED = new Set(["Failed", "Queued", "Suspended", "Restarting", "Deleting"]); // by the controller's message
 const AGES = [["Today", 0], ["Last 7 days", 6], ["Older", Infinity]]; // days before today that a group goes back
 const REFRESH_MS = 5000;
 const SOON_MS = 200; // after rows were scrolled into view
 const AGAIN_MS = 1000; // after rows that took too long
-const NEWEST = 32; // running jobs that are read, also where they are not on the screen
+const FOCUSABLE = "a, button, input";
 const MOST = 64; // rows that are read at once
 const COLUMNS = { // what a column is sorted by
   Name: (job) => job.name,
   State: (job) => job.state,
-  Progress: (job) => (job.state === "Succeeded" ? 1 : job.details?.progress?.fraction ?? -1),
+  Progress: (job) => (job.state === "Succeeded" ? 1 : job.state === "Running" ? job.details?.progress?.fraction ?? -1 : -1), // of others it is known once they were on the screen
   Replicas: (job) => Object.values(job.counts).reduce((sum, count) => sum + count, 0),
   Age: (job) => -(seconds(job.created) ?? 0),
-  Time: (job) => (seconds(job.started) === null ? -1 : (seconds(job.finished) ?? now(job)) - seconds(job.started)),
+  Time: (job) => (seconds(job.started) === null ? -1 : until(job) - seconds(job.started)),
 };
 const filters = { text: "", state: "all", where: "", column: "Age", descending: false }; // kept while the page is open
 
@@ -124,16 +123,12 @@ export function jobList(view, { state }) {
     column.value = filters.column;
     const by = COLUMNS[filters.column], sign = filters.descending ? -1 : 1;
     const ascending = (a, b) => (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0);
-    const sorted = [...jobs.values()].sort((a, b) => sign * ascending(a, b) || COLUMNS.Age(a) - COLUMNS.Age(b)).map((job) => rows.get(job.key));
-    if (filters.column === "Age" && !filters.descending) {
-      for (const [index, group] of groups.entries()) {
-        const first = sorted.findIndex((element) => jobs.has(element.dataset.key) && age(jobs.get(element.dataset.key)) === index);
-        if (first >= 0) sorted.splice(first, 0, group);
-      }
-    }
-    if (sorted.every((element, index) => element === body.children[index])) return; // a moved row loses the focus
+    const sorted = [...jobs.values()].sort((a, b) => sign * ascending(a, b) || COLUMNS.Age(a) - COLUMNS.Age(b));
+    const grouped = filters.column === "Age" && !filters.descending;
+    const elements = [...new Set(sorted.flatMap((job) => [grouped && groups[age(job)], rows.get(job.key)]))].filter(Boolean);
+    if (elements.every((element, index) => element === body.children[index])) return; // a moved row loses the focus
     const focused = document.activeElement;
-    body.replaceChildren(...sorted);
+    body.replaceChildren(...elements);
     if (focused?.isConnected) focused.focus({ preventScroll: true });
   }
 
@@ -159,13 +154,13 @@ export function jobList(view, { state }) {
       const details = jobs.get(job.key)?.details; // until they are read again
       if (details?.state === job.state) job.details = details;
       const made = row(job), before = rows.get(job.key);
-      const focused = before?.contains(document.activeElement) ? document.activeElement.tagName : "";
+      const focused = before ? [...before.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement) : -1;
       jobs.set(job.key, job);
       rows.set(job.key, made);
       observer.observe(made);
       if (before) observer.unobserve(before);
       if (before) before.replaceWith(made);
-      if (focused) made.querySelector(focused)?.focus({ preventScroll: true });
+      made.querySelectorAll(FOCUSABLE)[focused]?.focus({ preventScroll: true });
     }
     if (changed.length) order();
     problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
@@ -182,29 +177,25 @@ export function jobList(view, { state }) {
   async function look() {
     if (reading || !isLive || document.hidden) return lookIn(reading ? SOON_MS : REFRESH_MS);
     const running = [...jobs.values()].filter((job) => job.state === "Running").sort((a, b) => COLUMNS.Age(a) - COLUMNS.Age(b));
-    const candidates = new Set([...[...onScreen].map((key) => jobs.get(key)), ...running.slice(0, NEWEST)]);
-    const wanted = [...candidates].filter((job) => job && !(job.isRead && ENDED.has(job.state)));
-    wanted.sort((a, b) => Boolean(a.isRead) - Boolean(b.isRead));
+    const asked = [...new Set([...onScreen, ...running.map((job) => job.key)])].slice(0, MOST);
+    const query = asked.map((key) => `job=${encodeURIComponent(key)}`).join("&");
     reading = true;
-    const query = wanted.slice(0, MOST).map((job) => `job=${encodeURIComponent(job.key)}`).join("&");
     const answers = query ? await read(`/api/rows?${query}`).catch(() => null) : {}; // the stream says why there is none
     reading = false;
-    if (!stream) return;
-    for (const job of wanted) {
-      const details = answers?.[job.key], element = rows.get(job.key);
-      if (details?.state !== job.state || jobs.get(job.key) !== job) continue;
-      job.isRead = true;
-      if (JSON.stringify(details) === JSON.stringify(job.details)) continue;
+    if (!body.isConnected) return;
+    for (const key of asked) {
+      const job = jobs.get(key), details = answers?.[key]; // the job may have gone, or changed, meanwhile
+      if (!job || details?.state !== job.state || JSON.stringify(details) === JSON.stringify(job.details)) continue;
       job.details = details;
-      element.querySelector(".message").textContent = note(job);
-      element.querySelector(".progress").replaceChildren(...progress(job));
+      rows.get(key).querySelector(".message").textContent = note(job);
+      rows.get(key).querySelector(".progress").replaceChildren(...progress(job));
     }
     if (filters.column === "Progress") order();
     filter();
-    lookIn(answers && wanted.some((job) => !job.isRead) ? AGAIN_MS : REFRESH_MS);
+    lookIn(answers && asked.some((key) => jobs.has(key) && !answers[key]) ? AGAIN_MS : REFRESH_MS);
   }
 
-  let stream = follow("/api/events", {
+  const stream = follow("/api/events", {
     open() { stale = new Set(jobs.keys()); },
     jobs: update,
     state(now) {
@@ -224,7 +215,7 @@ export function jobList(view, { state }) {
     if (event.key === "/" && event.target !== text) { event.preventDefault(); text.focus(); }
   };
   addEventListener("keydown", keys);
-  return { close() { stream.close(); stream = null; clearTimeout(timer); observer.disconnect(); clearInterval(clock); removeEventListener("keydown", keys); } };
+  return { close() { stream.close(); clearTimeout(timer); observer.disconnect(); clearInterval(clock); removeEventListener("keydown", keys); } };
 }
 
 /** The index of the group that a job belongs to by its age. */
@@ -245,8 +236,8 @@ function progress(job) {
 function sparkline(curve) {
   const [width, height] = [60, 18];
   const scale = (values, size) => {
-    const low = Math.min(...values), range = Math.max(...values) - low;
-    return values.map((value) => (range ? ((value - low) / range) * size : size / 2).toFixed(1));
+    const low = Math.min(...values) / 2, range = Math.max(...values) / 2 - low; // of 1e308 and -1e308, too
+    return values.map((value) => (range ? ((value / 2 - low) / range) * size : size / 2).toFixed(1));
   };
   const values = curve.map(([, value]) => value), x = scale(curve.map(([at]) => at), width), y = scale(values.map((value) => -value), height);
   const [svg, line] = ["svg", "polyline"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name));
