@@ -35,7 +35,7 @@ from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import integer, safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
-from k8sjob.ui.jobs import clock
+from k8sjob.ui.jobs import CLUSTER, clock, key_of
 from k8sjob.view.json_output import image, job_document
 from k8sjob.view.lines import phrase
 from k8sjob.view.summary import JobSummary
@@ -354,27 +354,28 @@ def _suspend(entry: JobEntry, _connect: Connect, *, value: bool) -> str:
     return "; ".join(filter(None, suspend(entry.backend, entry.ref, value=value)))
 
 
-def _again(entry: JobEntry, connect: Connect) -> str:
+def _rerun(entry: JobEntry, connect: Connect) -> tuple[str, str]:
     if isinstance(entry.backend, LocalBackend):
         launched = entry.backend.launched(entry.ref)
         plan = plan_run(JobSpec.from_yaml(launched.spec), launched.folder)
-        return f"{LocalBackend(detached=True).create(plan)} started"
+        ref = LocalBackend(detached=True).create(plan)
+        return f"{ref} started", key_of(LOCAL, ref)
     plan = plan_job(spec_of(entry.backend.snapshot(entry.ref).job))
     submission = submit_plan(plan, connect(entry.ref.namespace), replace=True)
-    return f"{submission.ref} {submission.outcome}"
+    return f"{submission.ref} {submission.outcome}", key_of(CLUSTER, submission.ref)
 
 
-ACTIONS: Final[dict[str, Callable[[JobEntry, Connect], str]]] = {
+ACTIONS: Final[dict[str, Callable[[JobEntry, Connect], str | tuple[str, str]]]] = {
     "suspend": partial(_suspend, value=True),
     "resume": partial(_suspend, value=False),
-    "again": _again,
+    "rerun": _rerun,
     "delete": _delete,
 }
-"""What the page can do to a job: the action's name, and the function that does it."""
+"""What the page can do to a job: the action's name, and the function that does it; see act()."""
 
 
-def act(entry: JobEntry, action: str, connect: Connect) -> str:
-    """Change a job; what was done, as a sentence.
+def act(entry: JobEntry, action: str, connect: Connect) -> tuple[str, str]:
+    """Change a job; what was done, as a sentence, and the key of the job that it made, if any.
 
     Raises:
         KeyError: there is no such action.
@@ -383,4 +384,6 @@ def act(entry: JobEntry, action: str, connect: Connect) -> str:
     change = ACTIONS[action]
     if action not in can(entry):
         raise BackendError(f"{entry.ref} is the job of a record, which cannot be changed")
-    return safe_text(change(entry, connect))
+    result = change(entry, connect)
+    done, key = (result, "") if isinstance(result, str) else result
+    return safe_text(done), key

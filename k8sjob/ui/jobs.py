@@ -35,6 +35,7 @@ _PAUSE: Final = 9
 """Times the duration of a check: many jobs take a tenth of a core."""
 RETRY_SECONDS: Final = 5.0
 """Until a cluster that refused is asked again."""
+_NEW_SECONDS: Final = 5.0
 CLUSTER: Final = "cluster"
 
 
@@ -126,6 +127,13 @@ class Jobs:
         """The job of a key."""
         return self._entries.get(key)
 
+    def await_job(self, key: str) -> None:
+        """Wait until a new job has been read, for some seconds at most."""
+        until = time.monotonic() + _NEW_SECONDS
+        with self.viewed():
+            while key not in self._entries and time.monotonic() < until:
+                self.closed.wait(0.1)
+
     def news(self, versions: dict[str, int]) -> dict[str, Any]:
         """What has changed for a reader, who then has seen it.
 
@@ -181,7 +189,7 @@ class Jobs:
                         listed.add(key)
                 case Kind.DELETED:
                     with self._lock:
-                        self._entries.pop(_key(CLUSTER, job_of(change.object)), None)
+                        self._entries.pop(key_of(CLUSTER, job_of(change.object)), None)
                 case Kind.SYNCED:
                     self._unread.discard(CLUSTER)
                     self.problems.pop(CLUSTER, None)
@@ -205,7 +213,7 @@ class Jobs:
                     del self._entries[key]
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
-        key = _key(place, snapshot.job)
+        key = key_of(place, snapshot.job)
         before = self._entries.get(key)
         if before and before.snapshot is snapshot:  # of hundreds, few have changed
             return key
@@ -230,7 +238,8 @@ class Jobs:
             self.problems.pop(place, None)
 
 
-def _key(place: str, job: Job) -> str:
+def key_of(place: str, job: Job | JobRef) -> str:
+    """What the page calls a job."""
     return f"{place}:{job.uid}"
 
 

@@ -237,9 +237,14 @@ class Page:
         action = request.path_params["action"]
         if action not in ACTIONS:
             return _error(404, f"{action!r} is not an action")
-        return await self._of_job(
-            request, lambda entry: {"done": act(entry, action, self._connect)}
-        )
+
+        def answer(entry: JobEntry) -> dict[str, str]:
+            done, key = act(entry, action, self._connect)
+            if key:  # the page shows it next
+                self._jobs.await_job(key)
+            return {"done": done, "key": key}
+
+        return await self._of_job(request, answer)
 
     async def compare(self, request: Request) -> Response:
         """What differs between jobs."""

@@ -45,13 +45,13 @@ def test_a_job_on_the_page(either, eventually):
         eventually(lambda: either.status().counts == {"Running": 2}, "its replicas")
 
         uid = either.uid()
-        code, _, body = client.ask(f"/api/jobs/{key}/again", "POST")
-        assert (code, body) == (200, {"done": f"{either.namespace}/tiny replaced"})
+        code, _, body = client.ask(f"/api/jobs/{key}/rerun", "POST")
+        new = f"cluster:{either.uid()}"
+        assert (code, body) == (200, {"done": f"{either.namespace}/tiny replaced", "key": new})
         assert either.uid() != uid
         assert either.call("diff", either.file("echo hello; sleep 600 & wait")) == ("", "")
         for name, data in events:
             rows |= {row["key"]: row for row in data["jobs"]} if name == "jobs" else {}
-            new = f"cluster:{either.uid()}"
             if new in rows:
                 break
         assert client.ask(f"/api/jobs/{quote(new)}/delete", "POST")[0] == 200

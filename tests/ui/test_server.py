@@ -329,7 +329,7 @@ def test_a_job_in_its_parts(client):
         for part in ("status", "history", "why", "timing", "manifest", "output?replica=master-0")
     }
     assert parts["status"]["names"] == ["master-0", "worker-0"]
-    assert parts["status"]["can"] == ["suspend", "resume", "again", "delete"]
+    assert parts["status"]["can"] == ["suspend", "resume", "rerun", "delete"]
     assert parts["history"]["curves"]["loss"] == [[0.5, 1.0], [2.0, 1.0]]
     assert parts["history"]["curves"]["test_accuracy"] == [[1.0], [0.5]]
     assert parts["history"]["group"]["strategy"] == "ddp"
@@ -418,7 +418,7 @@ def test_of_a_clusters_job_that_has_ended_a_record_remains(serve, tmp_path, monk
     client = serve(backend)
     first_list(client)
     code, _, body = client.ask(f"/api/jobs/{KEY}/delete", "POST")
-    assert (code, body) == (200, {"done": "team/digits deleted"})
+    assert (code, body) == (200, {"done": "team/digits deleted", "key": ""})
     assert bool(list(tmp_path.glob("state/records/team/digits@*"))) == (state == "Failed")
 
 

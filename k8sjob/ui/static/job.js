@@ -19,7 +19,7 @@ const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
 const ACTIONS = {
   suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => STARTS.includes(s)],
   resume: ["Resume", "Its replicas start again, from the newest checkpoint.", (s) => s === "Suspended"],
-  again: ["Submit again", "A new run of the same job starts; in a cluster the job of this name is replaced.", (s) => ["Failed", "Succeeded", "Stopped"].includes(s)],
+  rerun: ["Rerun", "A new run of the same job starts; in a cluster the job of this name is replaced.", (s) => ["Failed", "Succeeded", "Stopped"].includes(s)],
   delete: ["Delete", "It is stopped and removed with its output; its checkpoints remain.", (s) => s !== "Deleted"],
 };
 
@@ -243,9 +243,10 @@ export function jobView(view, key, { state, place }) {
     }
     if (!(await confirmed(`${title} ${facts.name}?`, text, title))) return;
     try {
-      const { done } = await change(jobPath(key, name));
+      const { done, key: next } = await change(jobPath(key, name));
       notice(done, "done");
-      if (name === "delete" || name === "again") location.hash = "#/";
+      if (next) location.hash = `#/job/${encodeURIComponent(next)}`;
+      else if (name === "delete") location.hash = "#/";
     } catch (error) {
       notice(error.message);
     }
