@@ -40,6 +40,7 @@ class Provenance:
         layers: the known ones above the base, the lowest first; the last is the code.
         installed: what was installed beside the code, as text; may be empty.
         files: number of the user's files in the code layer.
+        commit: of the code, see checkout.commit_of().
     """
 
     image: str
@@ -49,6 +50,7 @@ class Provenance:
     layers: tuple[ImageLayer, ...]
     installed: str = ""
     files: int = 0
+    commit: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON; docs/reference/json.md describes each field."""
@@ -75,6 +77,7 @@ class Provenance:
                 ),
                 installed=str(body.get("installed", "")),
                 files=int(body.get("files", 0)),
+                commit=str(body.get("commit", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             return None

@@ -98,12 +98,14 @@ class Launched:
         folder: the folder that relative paths of the spec started from.
         code: the SHA-256 of each file of the code, by its name in the context; not of large ones.
         copy: the run's own copy of the code; None: it is not on this machine.
+        commit: of the code, see checkout.commit_of().
     """
 
     spec: str
     folder: Path
     code: Mapping[str, str]
     copy: Path | None = None
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

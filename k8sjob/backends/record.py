@@ -129,8 +129,11 @@ def write_record(
         if isinstance(backend, LocalBackend | RecordBackend):
             launched = backend.launched(ref)
             objects["launched"] = {
-                "spec": launched.spec, "folder": str(launched.folder), "code": dict(launched.code)
-            }  # fmt: skip
+                "spec": launched.spec,
+                "folder": str(launched.folder),
+                "code": dict(launched.code),
+                "commit": launched.commit,
+            }
     # Checked before it is written: a record that cannot be read back is worth nothing.
     text = json.dumps(objects).encode()
     try:
@@ -421,7 +424,9 @@ class RecordBackend:
             self._launched: Launched | None = None
             if (launched := objects.get("launched")) is not None:
                 code = {str(name): str(digest) for name, digest in launched["code"].items()}
-                self._launched = Launched(str(launched["spec"]), Path(launched["folder"]), code)
+                spec, folder = str(launched["spec"]), Path(launched["folder"])
+                commit = str(launched.get("commit", ""))
+                self._launched = Launched(spec, folder, code, commit=commit)
         except DAMAGE as error:
             raise BackendError(self._damage(error)) from error
 

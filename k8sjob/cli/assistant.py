@@ -106,7 +106,8 @@ class Assistant:
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> types.CallToolResult:
         answer = await self._answer(name, arguments)
-        failed = answer["untrusted"]["document"] is None and answer["exit_code"] != 0
+        untrusted = answer["untrusted"]
+        failed = untrusted["document"] is None and answer["exit_code"] != 0
         # As JSON no text can end the string that it stands in.
         content = types.TextContent(type="text", text=json.dumps(answer, ensure_ascii=False))
         return types.CallToolResult(content=[content], structuredContent=answer, isError=failed)

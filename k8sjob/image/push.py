@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from k8sjob.checkout import commit_of
 from k8sjob.contract import counted
 from k8sjob.errors import ImageError
 from k8sjob.image.build_context import read_context, shown_size
@@ -109,6 +110,7 @@ def push(
     image = image_on_base(spec, "push")
     dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     root = Path(folder) / image.context
+    commit = start(lambda: commit_of(root))
     before = PackedBefore(root, alone=onto is not None)
     context = read_context(root)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
@@ -184,6 +186,7 @@ def push(
             ),
             installed=str(dependencies),
             files=context.files,
+            commit=commit.result(),
         ),
     )
 

@@ -36,7 +36,7 @@ from k8sjob.sanitize import integer, safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import CLUSTER, clock, key_of
-from k8sjob.view.json_output import image, job_document
+from k8sjob.view.json_output import image, job_document, provenance
 from k8sjob.view.lines import phrase
 from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
@@ -183,16 +183,28 @@ def _written(entry: JobEntry) -> str:
 
 
 def run(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
-    """The command of the job's first replica, its job.yaml (empty: not known), and its files."""
+    """The command of the job's first replica, its job.yaml and commit, and its files.
+
+    Job.yaml and commit are empty where they are not known.
+    """
     job, backend, spec = snapshot.job, entry.backend, ""
+    commit = origin.commit if (origin := provenance(job)) else ""
     main = next((role.main for role in job.replicas), {})
     with suppress(K8sJobError):
         if isinstance(backend, LocalBackend | RecordBackend) and entry.ref.namespace == LOCAL:
-            spec = backend.launched(entry.ref).spec
+            launched = backend.launched(entry.ref)
+            spec, commit = launched.spec, launched.commit
         else:
             spec = spec_of(job).to_yaml()
     command = shlex.join([*(main.get("command") or ()), *(main.get("args") or ())])
-    return {"command": command, "yaml": spec, "image": image(job), "written": _written(entry)}
+    written = _written(entry)
+    return {
+        "command": command,
+        "yaml": spec,
+        "image": image(job),
+        "written": written,
+        "commit": commit,
+    }
 
 
 def can(entry: JobEntry) -> list[str]:

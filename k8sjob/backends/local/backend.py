@@ -31,6 +31,7 @@ from k8sjob.backends.local.runs import (
     source_of,
 )
 from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
+from k8sjob.checkout import commit_of
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.objects import new_event, stamp
 from k8sjob.targets.jobs import has_ended
@@ -124,6 +125,7 @@ class LocalBackend:
             launch_data = {
                 "checkpoints": identity,
                 "source": source,
+                "commit": commit_of(plan.context),
                 "spec": plan.spec.to_yaml(),
                 "max_restarts": plan.spec.policy.max_restarts,
                 "replicas": {name: asdict(launch) for name, launch in prepared.launches.items()},
@@ -278,7 +280,8 @@ class LocalBackend:
         if "spec" not in launch or not launch.get("source"):
             raise BackendError(f"{folder.launch} is damaged; run {ref} again from its job.yaml")
         with suppress(OSError):
-            return Launched(launch["spec"], Path(launch["source"]), folder.code(), folder.work)
+            place, code = Path(launch["source"]), folder.code()
+            return Launched(launch["spec"], place, code, folder.work, launch.get("commit", ""))
         raise JobNotFound(f"{ref} is gone")
 
     # --- changing ---------------------------------------------------------------------------------

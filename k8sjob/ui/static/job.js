@@ -291,7 +291,7 @@ function endedAttempt(replica, before) {
 /** What ran, and with what. */
 function runPanel(run, group) {
   const versions = ["torch", "cuda", "python"].filter((name) => group[name]).map((name) => `${name} ${group[name]}`).join(", ");
-  const rows = [["command", run.command], ["strategy", group.strategy], ["versions", versions], ["image", run.image], ["files written", run.written && h("pre", {}, run.written)]];
+  const rows = [["command", run.command], ["strategy", group.strategy], ["versions", versions], ["commit", run.commit], ["image", run.image], ["files written", run.written && h("pre", {}, run.written)]];
   return h("div", {}, table(["", ""], rows.filter(([, value]) => value), { label: "Run" }), run.yaml ? [h("h3", {}, "job.yaml"), h("pre", { tabIndex: 0 }, run.yaml)] : null);
 }
 
