@@ -30,6 +30,8 @@ OF_GANG: Final = re.compile(
     "|cannot find enough sibling pods|optimistic rejection|rejection in Unreserve|resource gap: "
 )
 """A message about a Pod that only waits for the others of its gang."""
+_GAP: Final = re.compile(r"([^\s:\[]+):\{\{(\d{1,18}) (-?\d{1,3})\}")
+"""A quantity in "resource gap: map[nvidia.com/gpu:{{6 0} {<nil>}  DecimalSI}]": 6 * 10^0."""
 _LOOKED_AT: Final = timedelta(seconds=8)
 """Volcano's scheduler looks at a new PodGroup within a second or two."""
 _ORIGIN: Final = re.compile(r"Origin reason is \S+: (.+)", re.DOTALL)
@@ -131,7 +133,7 @@ def _waits(facts: Facts, group: Object, needs: Amounts) -> Finding:
     ]
     # The newest, but what is about a queue says more than what is about the gang.
     messages.sort(key=lambda message: not OF_GANG.search(message))
-    reason = one_line(next(filter(None, reversed(messages)), ""))
+    reason = one_line(next(filter(None, (_gap(facts), *reversed(messages))), ""))
     message = f"its PodGroup of {_pods(group)} waits"
     message += f" in the queue {name!r}" if name else ""
     message += f", for {age(since, facts.now)}" if since else ""
@@ -145,3 +147,13 @@ def _waits(facts: Facts, group: Object, needs: Amounts) -> Finding:
 
 def _pods(group: Object) -> str:
     return f"{group.spec.get('minMember') or ''} pods".lstrip()
+
+
+def _gap(facts: Facts) -> str:
+    """What all nodes together lack for the gang, as the coscheduling plugin has counted."""
+    lacks = {
+        f"{as_text(name, Decimal(amount).scaleb(int(exponent)))} {name}"
+        for pod in facts.pods
+        for name, amount, exponent in _GAP.findall(pod.condition("PodScheduled").message)
+    }
+    return f"all nodes together lack {', '.join(sorted(lacks))}" if lacks else ""
