@@ -91,7 +91,8 @@ def job_times(
         # A back end that keeps the output of earlier Pods has all of them.
         last = max((end for begin, end in sessions if begin < lost), default=created)
         quiet = last if 0 <= lost - last < _LONGEST_END and last > created else lost
-        empty = [(quiet, since)]
+        begun = created if paused.ran is None else max(lost - paused.ran, created)
+        empty = [(created, begun), (quiet, since)]
     elif snapshot.pods or sessions:
         empty = []
     elif status.state in {JobState.CREATED, JobState.QUEUED}:

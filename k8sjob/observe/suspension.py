@@ -33,11 +33,13 @@ class Suspension(NamedTuple):
         begin: None: not known.
         end: when it was resumed; None: it is still suspended.
         first: whether it has never run before: it was created suspended.
+        ran: seconds that it held its quota before `begin`, up to then; None: not known.
     """
 
     begin: float | None
     end: float | None
     first: bool = False
+    ran: float | None = None
 
 
 def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspension | None:
@@ -70,7 +72,9 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
         if str(event.get("reason")).startswith("SuccessfulDelete")
         and (at := event_time(event).timestamp()) <= since + _ROUNDING
     ]
-    return Suspension(min(max(stopped), since) if stopped else None, since)
+    if stopped:
+        return Suspension(min(max(stopped), since), since)
+    return _evicted_once(workload, since) if workload else Suspension(None, since)
 
 
 def read_related(backend: Backend, snapshot: Snapshot) -> Sequence[Json]:
@@ -84,3 +88,13 @@ def _delay(workload: Object, begun: float) -> float:
     """Seconds by which it is younger than its job."""
     created = moment(workload.created)
     return created.timestamp() - begun if created else 0.0
+
+
+def _evicted_once(workload: Object, end: float) -> Suspension:
+    """By the condition Requeued, whose time is that of the first eviction."""
+    evictions = workload.part("status", "schedulingStats").get("evictions") or ()
+    requeued = workload.condition("Requeued").since
+    if sum(eviction.get("count") or 0 for eviction in evictions) != 1 or requeued is None:
+        return Suspension(None, end)
+    ran = workload.status.get("accumulatedPastExecutionTimeSeconds")
+    return Suspension(requeued.timestamp(), end, ran=ran)

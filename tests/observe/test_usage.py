@@ -119,11 +119,19 @@ def deleted(seconds):
     return {"reason": "SuccessfulDelete", "message": "Deleted pod: x", "lastTimestamp": at(seconds)}
 
 
-WORKLOAD = {
-    "kind": "Workload",
-    "metadata": {"ownerReferences": [{"uid": "job"}]},
-    "status": {"conditions": []},
-}
+def workload(evictions, requeued, ran):
+    return {
+        "kind": "Workload",
+        "metadata": {"ownerReferences": [{"uid": "job"}]},
+        "status": {
+            "accumulatedPastExecutionTimeSeconds": ran,
+            "schedulingStats": {"evictions": [{"reason": "Preempted", "count": evictions}]},
+            "conditions": [
+                {"type": kind, "status": status, "lastTransitionTime": at(requeued)}
+                for kind, status in (("Evicted", "False"), ("Requeued", "True"))
+            ],
+        },
+    }
 
 
 class TestSuspension:
@@ -165,13 +173,21 @@ class TestSuspension:
 
     def test_the_workload_of_a_job_that_was_never_evicted(self):
         made = resumed(job(end=1000, workers=0), 600, generation=4)
-        assert self.split(made, related=[WORKLOAD]) == {**self.NOW, "queued": 600}
-        # Kueue has replaced the first one.
-        later = {**WORKLOAD, "metadata": {**WORKLOAD["metadata"], "creationTimestamp": at(500)}}
-        assert self.split(made, related=[later]) == {**self.NOW, "unknown": 600}
-        evicted = {"conditions": [{"type": "Evicted", "status": "False"}]}
-        evictions = {**WORKLOAD, "status": evicted}
-        assert self.split(made, related=[evictions]) == {**self.NOW, "unknown": 600}
+        admitted = workload(0, 0, None)
+        admitted["status"]["conditions"] = []
+        assert self.split(made, related=[admitted]) == {**self.NOW, "queued": 600}
+        admitted["metadata"]["creationTimestamp"] = at(500)  # Kueue has replaced the first one
+        assert self.split(made, related=[admitted]) == {**self.NOW, "unknown": 600}
+
+    def test_the_workload_of_a_job_that_was_preempted_once(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=4)
+        found = self.split(made, related=[workload(1, 350, 300)])
+        assert found == {**self.NOW, "unknown": 300, "queued": 50 + 250}
+
+    def test_the_workload_of_a_job_that_was_preempted_more_often(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=6)
+        found = self.split(made, related=[workload(2, 350, 300)])
+        assert found == {**self.NOW, "unknown": 600}
 
     def test_a_job_that_is_suspended_now(self):
         made = job(workers=0)
@@ -191,13 +207,13 @@ class TestSuspension:
 
             def related(self, _snapshot):
                 asked.append(1)
-                return [WORKLOAD]
+                return [workload(1, 350, 300)]
 
         for generation, calls in ((2, 0), (4, 1)):
             made = resumed(job(end=1000, workers=0), 600, generation)
             made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
             found = read_usage(Output(), Snapshot(job_of(made), [pod("master-0", 600, 1000)]))
-            assert found.seconds[Use.QUEUED] == 600
+            assert found.seconds[Use.QUEUED] == (600 if generation == 2 else 300)
             assert len(asked) == calls
 
 
