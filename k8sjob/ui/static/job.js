@@ -30,7 +30,7 @@ export function jobView(view, key, { state, place }) {
   const title = h("h1"), badge = h("span", { className: "row" }), about = h("span", { className: "dim" }), message = h("p", { className: "dim message" });
   const actions = h("span", { className: "row actions" }, Object.entries(ACTIONS).map(([name, [text]]) => h("button", { type: "button", "data-action": name, hidden: true, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, text)));
   const head = h("div", { className: "row head" }, title, badge, about, actions, message), why = h("section", { className: "why", ariaLive: "polite" });
-  const numbers = h("div", { className: "tiles" }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
+  const numbers = h("div", { className: "tiles", hidden: true }), aged = h("p", { className: "dim", hidden: true }), health = h("dl", { className: "health" });
   const history = h("section", { className: "history" }), events = h("ul", { className: "events" });
   const replicaRows = table([], [], { label: "Replicas" }), moreReplicas = h("p", { className: "dim" });
   const parts = h("section", { hidden: true }, h("h2", {}, "Replicas"), replicaRows, moreReplicas);
