@@ -8,7 +8,8 @@
 # make test-s3       records in a bucket, on a server with S3's interface; installs it
 # make test-all      all of these
 # make docs-site  the documentation as a searchable site, in site/
-# make bench  measurements beside the tools one would use instead
+# make bench  a table of commands beside the tools one would use instead, in ten minutes
+# make bench-growth  how the CPU seconds of commands grow with jobs, replicas, lines and files
 # make release  the packages in dist/, checked by an install in empty environments; see CONTRIBUTING.md
 # make publish  the same, then the tag, the image and the packages, for all; see CONTRIBUTING.md
 # make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
@@ -24,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Else each of thousands of processes compiles k8sjob again: 0.2 s of a processor.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site release publish clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench bench-growth cluster cluster-down goldens docs docs-site release publish clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -77,6 +78,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py
+
+bench-growth: $(VENV)/.dev
+	$(BIN)/python bench/run.py growth
 
 # Goldens are the examples themselves; look at the difference before you commit it.
 goldens: $(VENV)/.dev

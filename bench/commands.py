@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import peers
+from processes import Run, middle
+from turns import alternate
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = ROOT / "manifests" / "digits-ddp" / "job.yaml"
@@ -47,28 +48,17 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def measure(rounds: int = 11) -> dict[str, tuple[float, float]]:
-    """Median seconds of each command by the clock, and of the processor.
-
-    The order alternates so that noise falls on all alike.
-    """
-    times: dict[str, list[tuple[float, float]]] = {}
+    """Median seconds of each command by the clock, and of the processor; they take turns."""
     with tempfile.TemporaryDirectory() as name:
-        table = list(commands(Path(name)).items())
-        for number in range(rounds + 1):
-            for label, argv in table if number % 2 else reversed(table):
-                start, before = time.perf_counter(), _processor()
-                subprocess.run(argv, check=True, capture_output=True, cwd=name)
-                if number:  # the first round warms the page cache
-                    taken = time.perf_counter() - start, _processor() - before
-                    times.setdefault(label, []).append(taken)
-    medians = {label: map(statistics.median, zip(*times[label], strict=True)) for label, _ in table}
-    return {label: (clock, processor) for label, (clock, processor) in medians.items()}
-
-
-def _processor() -> float:
-    """Seconds of the processor that the processes which have ended took."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        folder = Path(name)
+        ways = {
+            label: partial(Run.of, argv, folder=folder) for label, argv in commands(folder).items()
+        }
+        runs = alternate(ways, rounds + 1)  # the first round warms the page cache
+    return {
+        label: (middle(runs[label][1:], "seconds"), middle(runs[label][1:], "cpu"))
+        for label in ways
+    }
 
 
 def renderings_per_second(seconds: float = 2.0) -> float:

@@ -14,15 +14,15 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from processes import Run, middle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,45 +54,6 @@ class Layer{number}:
         return sum(self.width * self.width + self.width for _ in range(depth))
 
 '''
-
-
-@dataclass(frozen=True)
-class Run:
-    """What commands took, one after the other.
-
-    Attributes:
-        seconds: by the clock.
-        cpu: seconds of the processor, the commands' own and their children's.
-        megabytes: of memory, at the peak of the largest process.
-        network: bytes in both directions, with those of the protocol.
-    """
-
-    seconds: float
-    cpu: float
-    megabytes: float
-    network: int
-
-    @classmethod
-    def of(cls, *commands: list[str]) -> Run:
-        """Run commands, which have to succeed."""
-        before, start = _network(), time.perf_counter()
-        cpu = peak = 0.0
-        for argv in commands:
-            with tempfile.TemporaryFile() as detail:
-                process = subprocess.Popen(argv, stdout=detail, stderr=detail)
-                _, status, used = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-                if process.returncode:
-                    detail.seek(0)
-                    sys.exit(f"{argv}\n{detail.read().decode(errors='replace')[-2000:]}")
-            cpu, peak = cpu + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss / 1000)
-        return cls(time.perf_counter() - start, cpu, peak, _network() - before)
-
-
-def _network() -> int:
-    """Bytes that went over loopback since this network is there."""
-    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if "lo:" in line)
-    return int(line.split()[1])
 
 
 @contextmanager
@@ -222,14 +183,12 @@ Row = dict[str, float]
 
 def summary(runs: list[Run]) -> Row:
     """Medians, and the least of the seconds."""
-    middle = {
-        name: statistics.median(getattr(run, name) for run in runs)
-        for name in ("seconds", "cpu", "megabytes", "network")
-    }
-    return {**middle, "least": min(run.seconds for run in runs)}
+    names = ("seconds", "cpu", "megabytes", "network")
+    medians = {name: middle(runs, name) for name in names}
+    return {**medians, "least": min(run.seconds for run in runs)}
 
 
-def one(context: Context, builders: dict[str, Builder], rounds: int) -> dict[str, Row]:
+def timed(context: Context, builders: dict[str, Builder], rounds: int) -> dict[str, list[Run]]:
     """All ways for one context; the warm ones alternate."""
     ways = {"k8sjob": K8sjob(), **builders}
     runs = {}
@@ -240,11 +199,12 @@ def one(context: Context, builders: dict[str, Builder], rounds: int) -> dict[str
             for name in sorted(ways, reverse=bool(number % 2)):
                 context.edit()
                 runs.setdefault(name, []).append(ways[name](context))
+                if name == "k8sjob":
+                    runs.setdefault("k8sjob, unchanged", []).append(ways[name](context))
     finally:
         for builder in builders.values():
             builder.forget()
-    runs["k8sjob, unchanged"] = [ways["k8sjob"](context) for _ in range(3)]
-    return {name: summary(found) for name, found in runs.items()}
+    return runs
 
 
 def measure(rounds: int, megabytes: int) -> dict[str, object]:
@@ -264,7 +224,8 @@ def measure(rounds: int, megabytes: int) -> dict[str, object]:
                     for program in programs
                 }
                 context = Context(folder / f"context-{files}", files, base, target)
-                results[label] = one(context, builders, rounds)
+                runs = timed(context, builders, rounds)
+                results[label] = {name: summary(found) for name, found in runs.items()}
             context = Context(folder / "large", 5, base, f"{host}/bench/large")
             with (context.folder / "weights.bin").open("wb") as file:
                 for _ in range(LARGE >> 20):

@@ -1,7 +1,9 @@
-"""All measurements in one run: a table on stdout and bench/results.json.
+"""Measurements: the table of commands beside other tools, and parts by name.
 
-    make bench            or            python bench/run.py [commands] [training] [checkpoints] ...
+    make bench            or            python bench/run.py [submit] [growth] [training] ...
 
+Without a name it is the table, without the growth (`make bench-growth`). Parts also write
+bench/results.json.
 Times on a shared machine are noisy: read the ratios. Nothing here is asserted by a test.
 """
 
@@ -18,12 +20,11 @@ import checkpoints
 import commands
 import heartbeat
 import keras_mesh
-import listing
 import memory
 import peers
 import startup
 import strategies
-import submit
+import table
 import watch
 
 
@@ -110,32 +111,6 @@ def start_up(results: dict[str, object]) -> None:
         print(f"  {label:<24}{seconds:>9.2f}")
 
 
-def submissions(results: dict[str, object]) -> None:
-    """One job made in a cluster, beside kubectl apply."""
-    if not submit.available():
-        print("submit: needs KUBECONFIG and kubectl; see `make cluster`\n")
-        return
-    table = results["submit_s"] = submit.measure()
-    bare = table["kubectl apply"]
-    print(f"{'one job, seconds':<26}{'median':>9}{'least':>9}{'over apply':>12}")
-    for label, row in table.items():
-        over = row["median"] - bare["median"]
-        print(f"{label:<26}{row['median']:>9.3f}{row['least']:>9.3f}{over:>+12.3f}")
-    print()
-
-
-def lists(results: dict[str, object]) -> None:
-    """A thousand jobs in a cluster, listed."""
-    if not submit.available():
-        print("listing: needs KUBECONFIG and kubectl; see `make cluster`\n")
-        return
-    table = results["list_1000_jobs"] = listing.measure()
-    print(f"{'1,000 jobs':<26}{'seconds':>9}{'MB':>9}")
-    for label, row in table.items():
-        print(f"{label:<26}{row['seconds']:>9.2f}{row['megabytes']:>9.0f}")
-    print()
-
-
 def watches(results: dict[str, object]) -> None:
     """How long after the operator has written a job's end its watchers see it."""
     if not watch.available():
@@ -155,20 +130,25 @@ PARTS = {
     "memory": memory_at_peak,
     "checkpoints": saves,
     "startup": start_up,
-    "submit": submissions,
     "watch": watches,
-    "listing": lists,
 }
 
 
 def main() -> None:
-    """Run the parts named on the command line, all by default."""
-    results: dict[str, object] = {"machine": machine()}
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part](results)
-    target = Path(__file__).with_name("results.json")
-    target.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"written: {target}")
+    """Run the rows and parts named on the command line, by default all rows."""
+    rows = [*table.ROWS, "growth"]
+    names = sys.argv[1:] or [*table.ROWS]
+    if unknown := [name for name in names if name not in {*rows, *PARTS}]:
+        sys.exit(f"{unknown[0]}: none of {', '.join([*rows, *PARTS])}")
+    if chosen := [name for name in names if name in rows]:
+        table.show(chosen)
+    if parts := [name for name in names if name in PARTS]:
+        results: dict[str, object] = {"machine": machine()}
+        for part in parts:
+            PARTS[part](results)
+        target = Path(__file__).with_name("results.json")
+        target.write_text(json.dumps(results, indent=2) + "\n")
+        print(f"written: {target}")
 
 
 if __name__ == "__main__":
