@@ -6,9 +6,9 @@ import math
 import os
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,12 +171,23 @@ def test_threads_and_forks_print_and_only_the_thread_of_the_script_is_read(monke
 
 
 def test_much_output_is_read_for_a_small_part_of_the_time(monkeypatch):
-    reads = []
+    clock, reads = [0.0], []
+
+    def read(_metrics, line, _now):
+        reads.append(line)
+        clock[0] += 0.2
+        return []
+
+    here = "k8sjob.runtime.base.printed_output.time"
+    monkeypatch.setattr(here, SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(PrintedMetrics, "read", read)
     with stdout(monkeypatch, io.BytesIO()) as write:
-        monkeypatch.setattr(PrintedMetrics, "read", lambda *_: reads.append(time.sleep(0.1)) or [])
         write("a line of one write\n" * 1000)
         write("a line of another write\n" * 1000)
-    assert 1 <= len(reads) <= 5
+        assert reads == ["a line of one write"] * 3
+        clock[0] += 100
+        write("a line of a later write\n" * 1000)
+        assert reads[3:] == ["a line of a later write"] * 5
 
 
 def test_a_print_fails_as_it_would_and_for_no_other_reason(monkeypatch):
