@@ -92,8 +92,8 @@ def attempts(
 
     rows[0].segments.extend(_until_output(snapshot, created, begins[0] if begins else now, begins))
     spans = (s for s in spans_of(sessions, now, ended=status.state.finished) if s.end > s.begin)
-    for index, own in groupby(spans, lambda span: number(span.begin)):
-        rows[index].segments.extend(_segments(sessions[index], own))
+    for index, of_attempt in groupby(spans, lambda span: number(span.begin)):
+        rows[index].segments.extend(_segments(sessions[index], of_attempt))
     for fault in _faults(snapshot):
         rows[number(fault.time)].marks.append(fault)
     return [Attempt(_joined(row.segments, pauses), row.marks) for row in rows]

@@ -249,8 +249,8 @@ class Training:
     def _advance(self, progress: Progress) -> None:
         is_first = self.progress == Progress()
         # The bar of a script of its own has no loss; the last one is still the newest.
-        known = self.progress.loss if progress.loss is None else progress.loss
-        self.progress = replace(progress, loss=known)
+        loss = self.progress.loss if progress.loss is None else progress.loss
+        self.progress = replace(progress, loss=loss)
         if progress.epoch:
             self.at, self.counts_epochs = progress.at, True
         if progress.loss is not None:

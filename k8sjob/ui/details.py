@@ -197,13 +197,12 @@ def run(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
         else:
             spec = spec_of(job).to_yaml()
     command = shlex.join([*(main.get("command") or ()), *(main.get("args") or ())])
-    written = _written(entry)
     return {
         "command": command,
-        "yaml": spec,
-        "image": image(job),
-        "written": written,
         "commit": commit,
+        "image": image(job),
+        "written": _written(entry),
+        "yaml": spec,
     }
 
 

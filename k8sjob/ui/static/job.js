@@ -49,7 +49,7 @@ export function jobView(view, key, { state, place }) {
 
   function take(news) {
     if (news.job.state) job = news.job;
-    // The phase that goes on is another one from the first number on, and when a group hangs or continues.
+    // The current phase changes with the first number, and when a group hangs or continues.
     const isStalled = attempts.at(-1)?.segments.at(-1)?.phase === "stalled";
     const isNewPhase = (Object.keys(news.points).length && (isStalled || !curves.size)) || Boolean(news.training.hang) !== Boolean(training?.hang);
     training = news.training;
@@ -115,7 +115,7 @@ export function jobView(view, key, { state, place }) {
     }
   }
 
-  /** The attempts, the last phase of which goes on while the job runs. */
+  /** The attempts; their last phase grows while the job runs. */
   function drawAttempts() {
     const last = attempts.at(-1)?.segments.at(-1);
     if (closed || !last) return;
