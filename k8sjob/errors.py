@@ -101,6 +101,20 @@ def _hidden(match: re.Match[str]) -> str:
     return "".join(parts.values()) + "[hidden]" + end
 
 
+def install_step(extra: str) -> str:
+    """The command that installs an extra, from the folder that k8sjob was installed from if any."""
+    import json  # noqa: PLC0415 - only needed here
+    import shlex  # noqa: PLC0415 - the same
+    from importlib import metadata  # noqa: PLC0415 - the same
+    from urllib.parse import unquote, urlsplit  # noqa: PLC0415 - the same
+
+    origin = json.loads(metadata.distribution("k8sjob").read_text("direct_url.json") or "{}")
+    source = unquote(urlsplit(origin["url"]).path) if "dir_info" in origin else "k8sjob"
+    # Without -e an installation that follows its checkout would be replaced by a copy.
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{shlex.quote(f'{source}[{extra}]')}"
+
+
 class SpecError(K8sJobError):
     """A document that cannot be accepted.
 

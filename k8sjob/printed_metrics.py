@@ -29,7 +29,7 @@ _FIRST: Final = 100
 _FIRST_EVERY_S: Final = 0.05
 """The same of the first _FIRST reports, so that a short training has a curve."""
 _POSITION: Final = ("epoch", "epochs", "step", "steps")
-_NO_METRICS: Final = {*_POSITION, "iter", "iteration", "eta", "v_num"}
+_NO_METRICS: Final = {*_POSITION, "iter", "iteration", "eta", "v_num", "batch_size"}
 # Possessive: the digits that were read are not given back one by one.
 _NUMBER: Final = r"[-+]?(?:\d++(?:,\d{3})*+(?:\.\d*+)?+|\.\d++|nan|inf(?:inity)?+)(?:e[-+]?\d++)?+"
 _PIECE: Final = re.compile(r"(\{\{|\}\}|\{[^{}]*\}|\s+)")

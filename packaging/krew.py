@@ -31,7 +31,7 @@ spec:
   platforms:
     - selector:
         matchExpressions:
-          - {{key: os, operator: In, values: [linux, darwin]}}
+          - {{key: os, operator: In, values: [linux]}}
       uri: {url}
       sha256: {digest}
       bin: kubectl-k8sjob

@@ -82,6 +82,7 @@ def test_the_krew_manifest_names_its_archive(plugin):
     (platform,) = manifest["spec"]["platforms"]
     digest = hashlib.sha256((packed / "kubectl-k8sjob.tar.gz").read_bytes()).hexdigest()
     assert platform["sha256"] == digest
+    assert platform["selector"]["matchExpressions"][0]["values"] == ["linux"]
     release = "https://forge.example/team/k8sjob/releases/download/v0.1.0"
     assert platform["uri"] == f"{release}/kubectl-k8sjob.tar.gz"
     assert {file["from"] for file in platform["files"]} == {"kubectl-k8sjob", "LICENSE"}

@@ -1,10 +1,13 @@
 """What errors show of texts that others wrote."""
 
+import json
 import pickle
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
-from k8sjob.errors import BackendError, SpecError, redacted
+from k8sjob.errors import BackendError, SpecError, install_step, redacted
 from k8sjob.findings import invalid
 
 SECRET = "s3cr3tValue"
@@ -90,6 +93,21 @@ def test_other_texts_stay_as_they_are(text):
 )
 def test_a_long_text_takes_linear_time(part):
     redacted(part * 50_000)  # quadratic patterns would take minutes
+
+
+@pytest.mark.parametrize(
+    ("origin", "step"),
+    [
+        (None, "pip install 'k8sjob[ui]'"),
+        ({"url": "file:///a/k.whl", "archive_info": {}}, "pip install 'k8sjob[ui]'"),
+        ({"url": "file:///a%20b", "dir_info": {}}, "pip install '/a b[ui]'"),
+        ({"url": "file:///a", "dir_info": {"editable": True}}, "pip install -e '/a[ui]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_k8sjob_came_from(monkeypatch, origin, step):
+    distribution = SimpleNamespace(read_text=lambda _name: origin and json.dumps(origin))
+    monkeypatch.setattr(metadata, "distribution", lambda _name: distribution)
+    assert install_step("ui") == step
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.record import DAMAGE, SUFFIX, UNSENT, RecordBackend, write_record
 from k8sjob.contract import __version__
-from k8sjob.errors import K8sJobError, StorageError, redacted
+from k8sjob.errors import K8sJobError, StorageError, install_step, redacted
 from k8sjob.sanitize import safe_line
 from k8sjob.temporary import temporary_folder
 
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from k8sjob.backends.record import Judge
 
 _URL: Final = re.compile(r"(?P<scheme>\w+)://(?P<path>[a-z0-9][a-z0-9._-]*(?:/[^\s?*\[\]]*)?)")
-_PACKAGES: Final = {
-    "s3": ("s3fs", "'k8sjob[s3]'"),
-    "gs": ("gcsfs", "gcsfs"),
-    "az": ("adlfs", "adlfs"),
-}
-"""What fsspec needs for a scheme, and what pip installs it by."""
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+"""What fsspec needs for a scheme."""
 _BLOCK: Final = 1 << 22
 """Bytes of a record that are read at once: most of it is often not needed."""
 _UPLOAD: Final = {"s3": {"chunksize": 1 << 23, "max_concurrency": 2}}
@@ -158,15 +154,14 @@ def _connect(url: str) -> tuple[Any, str]:
             f"{redacted(url)!r} is not a location for records; write s3://BUCKET/PREFIX (or gs://, az://)"
             " without credentials, which come from the environment"
         )
-    package, requirement = _PACKAGES[match["scheme"]]
+    package = _PACKAGES[match["scheme"]]
     try:
         import fsspec  # noqa: PLC0415 - an extra
 
         importlib.import_module(package)
     except ImportError as error:
-        raise K8sJobError(
-            f"{match['scheme']}:// needs another package ({error}): pip install {requirement}"
-        ) from error
+        step = install_step("s3") if package == "s3fs" else f"pip install {package}"
+        raise K8sJobError(f"{match['scheme']}:// needs another package ({error})", step) from error
     with _explained(url):
         # A cached listing would not show the marks and messages of other collectors.
         files = fsspec.filesystem(match["scheme"], use_listings_cache=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shlex
 import signal
@@ -17,7 +18,7 @@ import sys
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 import click
@@ -33,6 +34,9 @@ from k8sjob.kube.client.kubeconfig import access
 from k8sjob.kube.objects import Object
 from k8sjob.sanitize import safe_text
 from k8sjob.yamldoc import job_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _READING: Final = {
     "why": "job namespace timing",
@@ -70,6 +74,8 @@ _INSTRUCTIONS: Final = (
 _AGAIN: Final = "nothing was changed; call it without a token for another dry run"
 _MOST_CHARACTERS: Final = 32_000  # of an answer: about 10,000 tokens
 _LONGEST_TEXT: Final = 4_000  # characters of a line or a message
+_KEY_BOUNDARY: Final = re.compile(r"-----(BEGIN|END) [A-Z ]{0,20}PRIVATE KEY-----")
+_KEY_LINES: Final = 128  # of a key of 8,192 bits, and more
 _MOST_BYTES: Final = 8 << 20  # of the output of a command
 
 
@@ -250,12 +256,28 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, dict):
         return {_harmless(key): _harmless(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return list(map(_harmless, value))
+        return list(map(_harmless, _without_keys(value)))
     if not isinstance(value, str):
         return value
     cut = f"... ({len(value)} characters)" if len(value) > _LONGEST_TEXT else ""
     # Colours may stand between the name of a password and its value.
     return redacted(safe_text(value[:_LONGEST_TEXT])) + cut
+
+
+def _without_keys(entries: list[Any]) -> Iterator[Any]:
+    """Texts, or log lines of several replicas, without those of a private key after its first."""
+    left: dict[str | None, int] = {}  # replica -> how many of its lines may still be in a key
+    for entry in entries:
+        is_log_line = isinstance(entry, dict) and isinstance(entry.get("text"), str)
+        text, replica = (entry["text"], entry.get("replica")) if is_log_line else (entry, "")
+        boundary = _KEY_BOUNDARY.findall(safe_text(text)) if isinstance(text, str) else []
+        if left.get(replica):
+            yield {**entry, "text": "[hidden]"} if is_log_line else "[hidden]"
+            left[replica] -= 1
+        else:
+            yield entry
+        if boundary:
+            left[replica] = _KEY_LINES if boundary[-1] == "BEGIN" else 0
 
 
 def _fitted(document: Any, *, newest: bool) -> tuple[Any, str]:

@@ -172,7 +172,8 @@ def _verdict(report: Report) -> str:
     if problems:
         return f"{counted(problems, 'problem')} to solve before a job can be submitted"
     if not report.context:
-        lacking = [c.id for c in report.checks if c.severity is Severity.WARNING]
-        able = not {"torch", "packages"}.intersection(lacking)
-        return f"jobs {'can' if able else 'cannot yet'} run on this machine: k8sjob run"
+        warnings = {check.id for check in report.checks if check.severity is Severity.WARNING}
+        if lacking := " and ".join(sorted(warnings & {"torch", "packages"})):
+            return f"k8sjob run cannot run a job on this machine: see {lacking} above"
+        return "k8sjob run can run jobs on this machine"
     return f"jobs can be submitted to {report.namespace} (context {report.context})"

@@ -6,7 +6,7 @@ import importlib.util
 
 import click
 
-from k8sjob.errors import K8sJobError
+from k8sjob.errors import K8sJobError, install_step
 
 
 @click.command("mcp")
@@ -19,7 +19,7 @@ def mcp_command(allow_write: bool, allow_prove: bool) -> None:
     validate, render and usage only read; those that change jobs begin with a dry run.
     """
     if importlib.util.find_spec("mcp") is None:
-        raise K8sJobError("assistants need one more package: pip install 'k8sjob[mcp]'")
+        raise K8sJobError("assistants need one more package", install_step("mcp"))
     import anyio  # noqa: PLC0415 - once the package is there
 
     from k8sjob.cli.assistant import Assistant  # noqa: PLC0415 - the same

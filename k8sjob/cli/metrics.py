@@ -14,7 +14,7 @@ from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.list import all_jobs
 from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, text
-from k8sjob.errors import K8sJobError
+from k8sjob.errors import K8sJobError, install_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
     if listen and not (address and int(address["port"]) < 65536):
         raise click.UsageError(f"--listen {listen!r}: write PORT or HOST:PORT, such as 9400")
     if importlib.util.find_spec("prometheus_client") is None:
-        raise K8sJobError("metrics need one more package: pip install 'k8sjob[metrics]'")
+        raise K8sJobError("metrics need one more package", install_step("metrics"))
     from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - it is there
     from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415 - the same
 

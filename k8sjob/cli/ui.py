@@ -10,7 +10,7 @@ import click
 
 from k8sjob.cli.find_job import Place, local_backend, open_record, place_options
 from k8sjob.cli.output import line, print_status, warn
-from k8sjob.errors import BackendError, K8sJobError
+from k8sjob.errors import BackendError, K8sJobError, install_step
 
 if TYPE_CHECKING:
     from k8sjob.backends.cluster.backend import ClusterBackend
@@ -29,7 +29,7 @@ def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Plac
     it; the jobs continue.
     """
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-        raise K8sJobError("the page needs two more packages: pip install 'k8sjob[ui]'")
+        raise K8sJobError("the page needs two more packages", install_step("ui"))
     from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - once the packages are there
     from k8sjob.ui.server import HOST, Page, Server, listen  # noqa: PLC0415 - the same
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, install_step
 from k8sjob.image.registry.blob_content import FileContent
 
 if TYPE_CHECKING:
@@ -203,6 +203,4 @@ def zstd_reader(file: BinaryIO, subject: str) -> IO[bytes]:
 
 def _require_zstd(subject: str) -> None:
     if not ZSTD_ERRORS:
-        raise ImageError(
-            f"{subject}: Python's module for it is missing; pip install 'k8sjob[build]'"
-        )
+        raise ImageError(f"{subject}: Python's module for it is missing", install_step("build"))

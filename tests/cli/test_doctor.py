@@ -184,4 +184,4 @@ def test_packages_that_a_job_would_miss_here(k8sjob, job_file):
     done = k8sjob("doctor", file)
     assert done.code == 0
     assert "requirements: not-a-package-at-all" in done.out
-    assert "cannot yet run on this machine" in done.out
+    assert "k8sjob run cannot run a job on this machine: see packages above" in done.out

@@ -12,7 +12,7 @@ import wheelhouse
 from registries import docker_alone, read_image, read_manifest
 from wheelhouse import SITE, wheel
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, install_step
 
 COMMAND = "[console_scripts]\nskl = skl:main\n"
 NATIVE = "cp311-cp311-{}"
@@ -193,10 +193,10 @@ def test_what_cannot_be_had_is_reported_and_nothing_is_pushed(registry, debian, 
 
 
 WITHOUT = {
-    "sys.modules['uv'] = None": "--builder uv: uv is not installed; pip install 'k8sjob[build]'",
+    "sys.modules['uv'] = None": f"--builder uv: uv is not installed; {install_step('build')}",
     "sys.modules['compression'] = sys.modules['backports'] = None": (
         "a layer compressed by zstd cannot be written: Python's module for it is missing;"
-        " pip install 'k8sjob[build]'"
+        f" {install_step('build')}"
     ),
 }
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 from serving import hang_up
 
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.threads import start
 
@@ -244,7 +244,7 @@ def test_without_the_client_the_package_that_plugins_need_is_named(kubeconfig, p
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert BackendError.__name__ in last
-    assert "pip install 'k8sjob[cluster]', or use --client=kubectl" in last
+    assert f"{install_step('cluster')}, or use --client=kubectl" in last
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 import urllib3
 from ui.conftest import Client
 
+from k8sjob.errors import install_step
+
 
 @pytest.fixture
 def ui(tmp_path):
@@ -97,7 +99,7 @@ def test_without_its_packages_the_command_says_what_to_install(names):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"pip install 'k8sjob[{command}]'" in done.stderr
+    assert install_step(command) in done.stderr
     assert done.stdout == ""
 
 

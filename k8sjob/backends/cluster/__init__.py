@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from typing import TYPE_CHECKING, Literal
 
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.client.kubeconfig import access
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def connect(
         return ClusterBackend(PythonTransport(cluster))
     if client is None and not shutil.which("kubectl"):
         raise BackendError(
-            "no Kubernetes client is installed: pip install 'k8sjob[cluster]', or install kubectl"
+            "no Kubernetes client is installed",
+            f"{install_step('cluster')}, or install kubectl",
         )
     from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 

@@ -15,6 +15,7 @@ from k8sjob.backends.local.machine import visible_gpus
 from k8sjob.checks.doctor.check import fine, problem, warning
 from k8sjob.contract import counted
 from k8sjob.environment import variables
+from k8sjob.errors import install_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 CLIENTS: Final = range(35, 38)
 """Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
 OLDEST_TORCH: Final = (2, 6)
-_INSTALL: Final = "pip install 'k8sjob[cluster]'"
 _SKEW: Final = 1
 """Minor releases that kubectl may be older or newer than the apiserver."""
 
@@ -73,7 +73,7 @@ def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[F
         yield problem(
             "client",
             "neither the Python client nor kubectl is installed",
-            f"{_INSTALL}, or kubectl",
+            f"{install_step('cluster')}, or kubectl",
         )
     else:
         yield _kubectl_client(machine.kubectl, server)
@@ -81,13 +81,17 @@ def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[F
 
 def _python_client(version: str | None) -> Finding:
     if version is None:
-        return problem("client", "the Python client of Kubernetes is not installed", _INSTALL)
+        return problem(
+            "client", "the Python client of Kubernetes is not installed", install_step("cluster")
+        )
     client = f"the Python client, kubernetes {version}"
     if int(version.partition(".")[0]) in CLIENTS:
         return fine("client", client)
     tested = f"{CLIENTS.start} to {CLIENTS.stop - 1}"
     return warning(
-        "client", f"{client}; k8sjob was tested with {tested}", f"{_INSTALL}, or --client kubectl"
+        "client",
+        f"{client}; k8sjob was tested with {tested}",
+        f"{install_step('cluster')}, or --client kubectl",
     )
 
 
@@ -107,7 +111,7 @@ def here(machine: Machine) -> Iterator[Finding]:
     """Check what jobs on this machine can use."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:
-        step = "for k8sjob run: pip install 'k8sjob[run]'"
+        step = f"for k8sjob run: {install_step('run')}"
         yield warning("torch", "torch is not installed", step)
     elif tuple(map(int, re.findall(r"\d+", machine.torch)[:2])) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))

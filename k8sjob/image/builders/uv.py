@@ -17,7 +17,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import ImageError
+from k8sjob.errors import ImageError, install_step
 from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import process
 from k8sjob.image.builders.pip_settings import as_uv_settings
@@ -62,7 +62,7 @@ def missing(dependencies: Dependencies) -> str | None:
             " the base; use --builder buildah, podman or buildx"
         )
     if find_uv() is None:
-        return "uv is not installed; pip install 'k8sjob[build]'"
+        return f"uv is not installed; {install_step('build')}"
     return dependencies.refused_line()
 
 

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.environment import variables
-from k8sjob.errors import BackendError, redacted
+from k8sjob.errors import BackendError, install_step, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
 from k8sjob.kube.client.transport import MAX_LINE, ApiError, body_of, lines, parsed_answer, skew_by
 
@@ -203,7 +203,7 @@ class KubectlTransport:
         except OSError as error:
             raise BackendError(
                 f"{self._argv[0]} cannot be started ({error.strerror})",
-                "install kubectl, or pip install 'k8sjob[cluster]'",
+                f"install kubectl, or {install_step('cluster')}",
             ) from None
         with process:
             self._processes.add(process)

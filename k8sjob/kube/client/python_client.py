@@ -23,7 +23,7 @@ import urllib3
 from urllib3.util.ssl_ import create_urllib3_context
 
 from k8sjob import environment
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
@@ -239,7 +239,7 @@ class PythonTransport:
         except ImportError as error:
             raise BackendError(
                 f"the Python client of Kubernetes is missing ({error})",
-                "pip install 'k8sjob[cluster]', or use --client=kubectl",
+                f"{install_step('cluster')}, or use --client=kubectl",
             ) from None
         settings = client.Configuration()
         settings.connection_pool_maxsize = CONNECTIONS

@@ -139,7 +139,7 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
         from safetensors.torch import save_file
     except ImportError:
         raise ValueError(
-            "safetensors is not installed; pip install 'k8sjob[export]', or write a .pt"
+            "safetensors is not installed; pip install safetensors, or write a .pt"
         ) from None
     odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if odd:

@@ -84,7 +84,7 @@ export function jobList(view, { state }) {
   function fits(job) {
     const words = filters.text.toLowerCase().split(/\s+/).filter(Boolean);
     const about = [job.name, job.namespace, job.state, job.kind, job.reason, job.message, job.details?.why].join(" ").toLowerCase();
-    const labelled = (word) => word.includes("=") && job.labels.some((label) => label.toLowerCase().startsWith(word));
+    const labelled = (word) => job.labels.some((label) => label.toLowerCase() === word);
     return (!filters.where || job.namespace === filters.where) && words.every((word) => labelled(word) || about.includes(word));
   }
 
