@@ -3,9 +3,12 @@
 import base64
 import json
 import logging
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 from serving import hang_up
@@ -153,7 +156,6 @@ def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token
     assert not apiserver.asked
 
 
-@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
 def test_what_is_in_the_kubeconfig_is_read_without_the_client(
     python, apiserver, certificate, tmp_path, monkeypatch
 ):
@@ -176,6 +178,46 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     with pytest.raises(BackendError, match="the Python client of Kubernetes is missing"):
         python({"token": "t"})
+
+
+class Tunnels(socketserver.ThreadingTCPServer):
+    """A proxy that connects to whatever CONNECT names."""
+
+    daemon_threads = True
+    asked = ()
+
+    def finish_request(self, request, _address):
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += request.recv(1)
+        self.asked = (*self.asked, head.split()[1].decode())
+        with socket.create_connection(self.asked[-1].split(":")) as server:
+            request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            threading.Thread(target=pump, args=(server, request), daemon=True).start()
+            pump(request, server)
+
+
+def pump(source, sink):
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+def test_a_proxy_is_asked_for_a_tunnel_once(python, apiserver):
+    with Tunnels(("127.0.0.1", 0), None) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        there = python(**{"proxy-url": "http://{}:{}".format(*proxy.server_address)})
+        apiserver.on(GOOD)
+        assert [there.request("GET", NODES) for _ in range(2)] == [GOOD[1]] * 2
+        proxy.shutdown()
+    assert proxy.asked == (apiserver.host,)
+    assert tokens(apiserver) == RENEWED[:1] * 2
+
+
+def test_a_proxy_of_another_kind_is_refused(python):
+    with pytest.raises(ApiError, match="https://, for which --client=kubectl is"):
+        python(**{"proxy-url": "https://127.0.0.1:1"})
 
 
 def test_to_act_as_somebody_else(python, apiserver):

@@ -1,8 +1,8 @@
-"""The transport over urllib3: the only module that imports the Python client, and late.
+"""The transport in Python: the only module that imports the Python client, and late.
 
 The client gets and renews the credentials of plugins, and finds proxies; only what is alike in its
-releases 35 to 37 is used. To import it takes longer than most commands, so certificates, tokens
-and passwords that are in the kubeconfig are read without it.
+releases 35 to 37 is used. To import it takes longer than most commands, so
+certificates, tokens and passwords that are in the kubeconfig are read without it.
 """
 
 from __future__ import annotations
@@ -10,43 +10,36 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import re
 import ssl
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import urllib3
-from urllib3.util.ssl_ import create_urllib3_context
 
 from k8sjob import environment
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
+from k8sjob.kube.client.connections import Connections
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
-from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from k8sjob.kube.client.connections import Answer, Headers
     from k8sjob.kube.client.kubeconfig import Access
     from k8sjob.kube.objects import Json
 
-CONNECT_SECONDS: Final = 10.0
-"""How long a connection may take until the server counts as unreachable."""
 BUSY_TRIES: Final = 4
 """Attempts at a server that answers with Retry-After."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 STOP_SECONDS: Final = 0.3
 """How often a stream's `stop` is looked at."""
-_UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
-CONNECTIONS: Final = 256
-"""Idle connections that are kept; urllib3 logs a warning about each one beyond."""
 
 
 class PythonTransport:
@@ -61,7 +54,7 @@ class PythonTransport:
         self.skew = 0.0
         self._access = access
         self._lock = threading.Lock()
-        self._credentials, self._pool = self._load()
+        self._credentials, self._connections = self._load()
 
     def request(
         self,
@@ -105,7 +98,7 @@ class PythonTransport:
             with self._network_errors(stop), _ended_by(stop, answer):
                 if answer.status >= 300:
                     raise self._refused(answer.status, self._body(answer))
-                for line in lines(answer.stream(64 * 1024)):
+                for line in lines(answer.stream()):
                     if stop and stop.is_set():
                         return
                     yield line
@@ -114,22 +107,23 @@ class PythonTransport:
 
     # --- one answer -------------------------------------------------------------------------------
 
-    def _answer(self, *request: Any) -> urllib3.BaseHTTPResponse:
+    def _answer(self, *request: Any) -> Answer:
         """The answer to a request (see _send), repeated after a 401 and as Retry-After says."""
         # The client reads a token's file, and runs a plugin, when the kubeconfig is loaded. A 401
         # may mean that the credentials have been renewed on disk since.
-        renewed, pool = False, self._pool
+        renewed, connections = False, self._connections
         for tries_left in reversed(range(BUSY_TRIES)):
             answer = self._send(*request)
             if answer.status == 401 and not renewed:
                 renewed = True
                 answer.close()
                 with self._lock:
-                    if self._pool is pool:  # else a request beside this one has read them
+                    # Else a request beside this one has read them.
+                    if self._connections is connections:
                         files = self._access.kubeconfig
                         with suppress(BackendError):  # it is just being written
                             self._access = kubeconfig.access(self.context, files, self.namespace)
-                        self._credentials, self._pool = self._load()
+                        self._credentials, self._connections = self._load()
                 answer = self._send(*request)
             # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
             # cannot complete the request now (ServerTimeout).
@@ -147,31 +141,19 @@ class PythonTransport:
         headers: Mapping[str, str],
         body: bytes | None,
         timeout: float,
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> Answer:
         with self._lock:
-            pool, secure = self._pool, self.server.startswith("https:")
+            connections, secure = self._connections, self.server.startswith("https:")
             # Never over a connection that anybody can read; kubectl does the same.
             credentials = self._credentials() if secure else {}
-        # A dict of many values: the header Impersonate-Group is repeated for each group.
-        everything = urllib3.HTTPHeaderDict({**headers, **credentials})
-        for name, value in self._access.headers:
-            everything.add(name, value)
+        # Pairs: the header Impersonate-Group is repeated for each group.
+        everything = [*headers.items(), *credentials.items(), *self._access.headers]
         self._check(everything)
-        send = partial(
-            pool.request,
-            method,
-            self.server + target,
-            body=body,
-            headers=everything,
-            timeout=urllib3.Timeout(connect=min(timeout, CONNECT_SECONDS), read=timeout),
-            # urllib3's own retries would also repeat a POST, and wait without a look at `stop`.
-            retries=False,
-            preload_content=False,
-        )
+        send = partial(connections.send, method, target, everything, body, timeout)
         with self._network_errors():
             try:
                 answer = send()
-            except urllib3.exceptions.ProtocolError:
+            except (ConnectionError, HTTPException):
                 # A kept connection that the server closed in this moment. A request that changes
                 # something may have been carried out.
                 if method != "GET":
@@ -180,9 +162,9 @@ class PythonTransport:
         self.skew = skew_by(answer.headers.get("Date"))
         return answer
 
-    def _check(self, headers: Mapping[str, str]) -> None:
+    def _check(self, headers: Headers) -> None:
         """Refuse what http.client refuses by an error that repeats the value, even a token."""
-        for name, value in headers.items():
+        for name, value in headers:
             if not (value.isascii() and value.isprintable()):
                 header = "token or password" if name.lower() == "authorization" else name
                 whose = f" of {self._access.plugin!r}" if self._access.plugin else ""
@@ -191,10 +173,10 @@ class PythonTransport:
                     " such as a line break"
                 )
 
-    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+    def _body(self, answer: Answer) -> bytes:
         with self._network_errors():
             try:
-                return body_of(answer.stream(64 * 1024, decode_content=True))
+                return body_of(answer.stream())
             except BaseException:
                 answer.close()  # the rest of it would be the next answer of its connection
                 raise
@@ -217,22 +199,21 @@ class PythonTransport:
         """Errors of the network as ApiErrors; none once `stop` is set."""
         try:
             yield
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+        except (OSError, HTTPException) as error:
             if stop and stop.is_set():
                 return
-            why = _why(error)
-            if untrusted := _UNTRUSTED.search(why):
-                raise self._access.untrusted(untrusted["why"]) from None
-            raise self._access.unreachable(why) from None
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise self._access.untrusted(error.verify_message) from None
+            raise self._access.unreachable(_why(error)) from None
 
     # --- credentials ------------------------------------------------------------------------------
 
-    def _load(self) -> tuple[Callable[[], dict[str, str]], urllib3.PoolManager]:
-        """What gives the headers that name the user, and the pool of connections."""
+    def _load(self) -> tuple[Callable[[], dict[str, str]], Connections]:
+        """What gives the headers that name the user, and the connections."""
         try:
             if _is_plain(self._access):
                 headers = _authorization(self._access.user)
-                return lambda: headers, _pool(self._access)
+                return lambda: headers, _connections(self._access)
             from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
         except (OSError, ValueError) as error:
             raise self._access.unusable(str(error)) from None
@@ -242,7 +223,6 @@ class PythonTransport:
                 f"{install_step('cluster')}, or use --client=kubectl",
             ) from None
         settings = client.Configuration()
-        settings.connection_pool_maxsize = CONNECTIONS
         # The client logs the error of a plugin and continues without credentials, as an anonymous
         # user.
         with _captured_log() as heard:
@@ -255,12 +235,25 @@ class PythonTransport:
                 # The pool is the same in the client's versions 35, 36 and 37, in which `call_api`,
                 # the classes of errors and the answers of logs differ.
                 pool = client.ApiClient(settings).rest_client.pool_manager
-                pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
-            except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+                options = pool.connection_pool_kw
+                connections = Connections(
+                    self.server,
+                    _tls_context(self.server, options),
+                    options.get("server_hostname"),
+                    pool.proxy.url if pool.proxy else "",
+                )
+            except (
+                config.ConfigException,
+                ImportError,
+                OSError,
+                ValueError,
+                KeyError,
+                TypeError,
+            ) as error:
                 raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
             raise self._access.without_credentials(" ".join(heard) or "no reason is given")
-        return partial(_renewed, settings), pool
+        return partial(_renewed, settings), connections
 
 
 def _is_plain(access: Access) -> bool:
@@ -283,52 +276,58 @@ def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _pool(access: Access) -> urllib3.PoolManager:
+def _connections(access: Access) -> Connections:
     cluster, user = access.cluster, access.user
     trusts_all = cluster.get("insecure-skip-tls-verify")
     options: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE if trusts_all else ssl.CERT_REQUIRED}
-    with temporary_folder("tls") as folder:
+    with ExitStack() as stack:
         for option, fields, name in (
             ("ca_certs", cluster, "certificate-authority"),
             ("cert_file", user, "client-certificate"),
             ("key_file", user, "client-key"),
         ):
-            file = fields.get(name)
-            if data := fields.get(f"{name}-data"):
-                # Python's ssl reads certificates and keys from files alone.
-                file = folder / name
+            file, data = fields.get(name), fields.get(f"{name}-data")
+            if data and fields is cluster:
+                # Python's ssl takes no text but ASCII, and comments may have other characters.
+                options["ca_cert_data"] = base64.b64decode(data).decode("ascii", "ignore")
+            elif data:
+                from k8sjob.temporary import temporary_folder  # noqa: PLC0415 - tokens need none
+
+                # Python's ssl reads the certificates and keys of users from files alone.
+                file = stack.enter_context(temporary_folder("tls")) / name
                 file.write_bytes(base64.b64decode(data))
             elif file and not Path(file).is_file():
                 raise ValueError(f"there is no file {file}")
             options[option] = file
-        context = _tls_context(options)
-    if server_name := cluster.get("tls-server-name"):
-        options["server_hostname"] = server_name
-    return urllib3.PoolManager(4, maxsize=CONNECTIONS, ssl_context=context, **options)
+        context = _tls_context(access.server, options)
+    return Connections(access.server, context, cluster.get("tls-server-name"))
 
 
-def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
-    """The TLS settings of a pool, which accept the certificates that kubectl accepts.
+def _tls_context(server: str, options: Mapping[str, Any]) -> ssl.SSLContext | None:
+    """The TLS settings by the options of a urllib3 pool; None for a server without TLS.
 
-    From Python 3.13 on, the defaults refuse a CA without a key identifier or a key usage, as some
-    providers' clusters and private CAs have it. The files move from the options into the context:
-    else each connection loads them again, while others use it in their threads.
+    Certificates are accepted that kubectl accepts.
     """
-    context = create_urllib3_context(cert_reqs=options["cert_reqs"])
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    file, data = options.pop("ca_certs", None), options.pop("ca_cert_data", None)
+    if not server.startswith("https:"):
+        return None
+    # From Python 3.13 on, ssl.create_default_context refuses a CA without a key identifier or a key
+    # usage, as some providers' clusters and private CAs have it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["http/1.1"])
+    context.check_hostname = options["cert_reqs"] == ssl.CERT_REQUIRED
+    context.verify_mode = options["cert_reqs"]
+    file, data = options.get("ca_certs"), options.get("ca_cert_data")
     if file or data:
         context.load_verify_locations(file, cadata=data)
     else:
         context.load_default_certs()
-    certificate, key = options.pop("cert_file", None), options.pop("key_file", None)
-    if certificate:
-        context.load_cert_chain(certificate, key)
+    if certificate := options.get("cert_file"):
+        context.load_cert_chain(certificate, options.get("key_file"))
     return context
 
 
 @contextmanager
-def _ended_by(stop: threading.Event | None, answer: urllib3.BaseHTTPResponse) -> Iterator[None]:
+def _ended_by(stop: threading.Event | None, answer: Answer) -> Iterator[None]:
     """While a stream is read: its connection ends when `stop` is set, though it is silent."""
     done = threading.Event()
 
@@ -372,17 +371,9 @@ def _captured_log() -> Iterator[list[str]]:
         root.removeHandler(handler)
 
 
-def _why(error: BaseException, outer: tuple[BaseException, ...] = ()) -> str:
-    """The message of the innermost error, without the objects that urllib3 prints around it."""
-    # In urllib3 a refused connection, NewConnectionError, is a kind of ConnectTimeoutError.
-    late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
-    if late and not isinstance(error, urllib3.exceptions.NewConnectionError):
-        return f"no connection within {CONNECT_SECONDS:.0f} s"
-    if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and "timed out" in str(error):
         return "it does not respond in time"
-    inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
-    if inner is not None and inner not in (*outer, error):  # an error may be its own cause
-        return _why(inner, (*outer, error))
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

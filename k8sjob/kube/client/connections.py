@@ -1,0 +1,203 @@
+"""Connections to one server over http.client, kept open for the requests that follow.
+
+Importing urllib3 instead takes longer than a short command may take.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import zlib
+from collections import deque
+from contextlib import suppress
+from http.client import HTTPConnection, IncompleteRead
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterable, Iterator
+
+CONNECT_SECONDS: Final = 10.0
+"""How long a connection may take until the server counts as unreachable."""
+_PIECE: Final = 64 * 1024
+"""The most bytes of an answer that are read at once."""
+_GZIP: Final = 31
+"""The window of zlib's that means a header of gzip."""
+Headers = list[tuple[str, str]]
+"""Names and values; a name may come several times."""
+
+
+class Connections:
+    """The connections to a server. Safe to use from several threads.
+
+    Args:
+        server: its URL, which may have a path.
+        context: the TLS settings; None for a server without TLS.
+        server_name: the name in its certificate, if that is not the host.
+        proxy: the URL of a proxy; empty: none.
+
+    Raises:
+        ValueError: a URL has no valid port, or the proxy is of another kind than http.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        context: ssl.SSLContext | None,
+        server_name: str | None = None,
+        proxy: str = "",
+    ) -> None:
+        self._idle: deque[_Connection] = deque()
+        url, through = urlsplit(server if "://" in server else f"//{server}"), urlsplit(proxy)
+        if through.scheme not in {"", "http"}:
+            raise ValueError(f"the proxy is of {through.scheme}://, for which --client=kubectl is")
+        host, self._path = url.hostname or "", url.path
+        self._address = self._peer = host, url.port or (443 if context else 80)
+        if proxy:
+            self._peer = through.hostname or "", through.port or 80
+            if not context:  # without a tunnel the proxy reads the whole URL
+                self._path = f"http://{url.netloc}{url.path}"
+        self._context, self._server_name = context, server_name or host
+
+    def __del__(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    def send(
+        self, method: str, target: str, headers: Headers, body: bytes | None, timeout: float
+    ) -> Answer:
+        """The answer to a request, of which the status and the headers have been read.
+
+        Args:
+            method: of HTTP.
+            target: path and query, encoded.
+            headers: all but Host and Content-Length.
+            body: None: without one.
+            timeout: the longest silence, in seconds.
+
+        Raises:
+            OSError: there is no connection, or no answer.
+            HTTPException: the answer is not HTTP.
+        """
+        connection = self._connection(timeout)
+        try:
+            connection.sock.settimeout(timeout)
+            connection.putrequest(method, self._path + target, skip_accept_encoding=True)
+            for name, value in headers:
+                connection.putheader(name, value)
+            if body is not None:
+                connection.putheader("Content-Length", str(len(body)))
+            # A server that refuses a large body may answer and hang up before the body has ended.
+            with suppress(BrokenPipeError):
+                connection.endheaders(body)
+            return Answer(connection, connection.sock, self._keep)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _keep(self, connection: _Connection) -> None:
+        self._idle.append(connection)
+
+    def _connection(self, timeout: float) -> _Connection:
+        """One that is open: a kept one that the server has not closed, else a new one."""
+        with suppress(IndexError):
+            while True:
+                kept = self._idle.pop()
+                # Nothing comes unasked but the end.
+                poll = select.poll()
+                poll.register(kept.sock, select.POLLIN)
+                if not poll.poll(0):
+                    return kept
+                kept.close()
+        seconds = min(timeout, CONNECT_SECONDS)
+        connection = _Connection(*self._peer, timeout=seconds)
+        connection.tls = self._context, self._server_name
+        if self._context and self._peer != self._address:
+            connection.set_tunnel(*self._address)
+        try:
+            connection.connect()
+        except TimeoutError:
+            connection.close()
+            raise TimeoutError(f"no connection within {seconds:.0f} s") from None
+        return connection
+
+
+class _Connection(HTTPConnection):
+    """http.client's, with a name for TLS that is not the host's."""
+
+    tls: tuple[ssl.SSLContext | None, str]
+
+    def connect(self) -> None:
+        super().connect()
+        context, name = self.tls
+        if context:
+            self.sock: socket.socket = context.wrap_socket(self.sock, server_hostname=name)
+
+
+class Answer:
+    """An answer, which is read once.
+
+    Attributes:
+        status: of HTTP.
+        headers: its headers.
+    """
+
+    def __init__(
+        self,
+        connection: _Connection,
+        sock: socket.socket,
+        keep: Callable[[_Connection], object],
+    ) -> None:
+        # Where an answer ends with its connection, http.client gives the socket to the response.
+        self._connection, self._socket, self._keep = connection, sock, keep
+        self._response = connection.getresponse()
+        self.status, self.headers = self._response.status, self._response.headers
+
+    def stream(self) -> Iterator[bytes]:
+        """The content in pieces, as they come; the connection is kept at their end.
+
+        Raises:
+            OSError: the connection breaks, or is silent for too long.
+            HTTPException: the content is not whole.
+        """
+        pieces = self._pieces()
+        packed = self.headers.get("Content-Encoding") == "gzip"
+        yield from _unpacked(pieces) if packed else pieces
+        if self._response.isclosed() and not self._response.will_close:
+            self._keep(self._connection)
+        else:
+            self.close()
+
+    def _pieces(self) -> Iterator[bytes]:
+        response = self._response
+        # read() waits until it has so many bytes. read1() does not, and does not count them.
+        read = response.read1 if response.length is None else response.read
+        while piece := read(_PIECE):
+            yield piece
+        if response.length:
+            raise IncompleteRead(b"", response.length)
+
+    def shutdown(self) -> None:
+        """End the content while another thread waits for it."""
+        self._socket.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._response.close()
+        self._connection.close()
+
+
+def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """What was compressed by gzip, a little at a time, however small it was."""
+    unpacking = zlib.decompressobj(_GZIP)
+    try:
+        for piece in pieces:
+            yield unpacking.decompress(piece, _PIECE)
+            while unpacking.unconsumed_tail:
+                yield unpacking.decompress(unpacking.unconsumed_tail, _PIECE)
+        yield unpacking.flush()
+    except zlib.error as error:
+        raise IncompleteRead(b"") from error
+    if not unpacking.eof:
+        raise IncompleteRead(b"")
