@@ -34,6 +34,27 @@ def _run(future: Future[Any], function: Callable[[], Any]) -> None:
             future.set_exception(error)
 
 
+class Ahead:
+    """Calls in other threads that are begun before their results are needed."""
+
+    def __init__(self) -> None:
+        self._begun: dict[object, Future[Any]] = {}
+
+    def begin(self, key: object, function: Callable[[], object]) -> None:
+        """Begin a call, unless one of this key has been begun."""
+        if key not in self._begun:
+            self._begun[key] = start(function)
+
+    def result(self, key: object, function: Callable[[], _T]) -> _T:
+        """The result of the call that was begun, the first time that it is needed; else of one now.
+
+        Raises:
+            What the call raises.
+        """
+        begun: Future[_T] | None = self._begun.pop(key, None)
+        return begun.result() if begun else function()
+
+
 def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any]:
     """Call functions in at most `width` threads, the first ones first; their results, in order.
 

@@ -119,15 +119,17 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         # With --image the code is in that image, and the script need not be here.
         if image is None:
             check_script(spec, folder)
+    pushes = spec.builds_image and image is None
+    # It may answer while lint reads the files.
+    backend = None if dry_run == "client" else _asked_ahead(plan, place, creates=not pushes)
     of_target = [Change(("target",), spec.target)] if target else []
     show_lint_errors(JobFile(job.path, (*job.changes, *of_target)))
-    if dry_run == "client":
+    if backend is None:
         _show_plan(plan, place, output)
         return 0
-    backend = place.connect(plan.spec.namespace)
     with job.located():
         plan = for_namespace(plan, backend)
-    if spec.builds_image and image is None:
+    if pushes:
         options = {"onto": onto, "dry_run": dry_run is not None}
         with job.located():
             plan = _with_image(spec, plan, backend, options, plain_http, builds=builds)
@@ -149,6 +151,12 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     from k8sjob.cli.watch import attach  # noqa: PLC0415 - a screen takes longer than a submission
 
     return attach(backend, done.ref, place)
+
+
+def _asked_ahead(plan: Plan, place: Place, *, creates: bool) -> ClusterBackend:
+    backend = place.connect(plan.spec.namespace)
+    backend.look_ahead(plan.job, creates=creates)
+    return backend
 
 
 def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:

@@ -193,6 +193,7 @@ class _Submission:
         self._planned = JobRef(plan.spec.name, backend.namespace)
 
     def run(self, *, replace: bool) -> Submitted:
+        self._backend.look_ahead(self._plan.job)
         # No server refuses the same name of another kind, so it is looked for before the first
         # round.
         outcome = self._of_another_kind(replace=replace)
@@ -252,7 +253,7 @@ class _Submission:
     def _create(self) -> JobRef:
         if not self._dry_run:
             return self._backend.create(self._plan)
-        self._backend.dry_run(self._plan.job)
+        self._backend.first_dry_run(self._plan.job)
         return self._planned
 
     def _refuse_another(self, existing: Job) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots, with_groups
-from k8sjob.backends.cluster.workloads import Workloads
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.answers import CheckedAnswers
@@ -34,7 +33,7 @@ from k8sjob.targets.jobs import (
     with_child,
 )
 from k8sjob.targets.object_types import typed_object
-from k8sjob.threads import start
+from k8sjob.threads import Ahead, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import LogLine
     from k8sjob.backends.cluster.instances import JobPods
+    from k8sjob.backends.cluster.workloads import Workloads
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
@@ -65,7 +65,6 @@ class ClusterBackend(Creation):
         transport: carries the requests; its errors are explained.
         context: the kubeconfig's context.
         namespace: of jobs that name none.
-        workloads: reads whatever else runs Pods.
     """
 
     recorded = False
@@ -76,9 +75,16 @@ class ClusterBackend(Creation):
         self.transport = ExplainedErrors(self._unexplained, controllers)
         self.context, self.namespace = transport.context, transport.namespace
         self._own_namespace: Json | ApiError | None = None
+        self._ahead = Ahead()
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
-        self.workloads = Workloads(self.transport)
+
+    @cached_property
+    def workloads(self) -> Workloads:
+        """What reads whatever else runs Pods."""
+        from k8sjob.backends.cluster.workloads import Workloads  # noqa: PLC0415 - jobs need none
+
+        return Workloads(self.transport)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -92,8 +98,25 @@ class ClusterBackend(Creation):
             return JobRef.of(self.workloads.find(name, namespace))
         return JobRef.of(self._get(JobRef(name, namespace)))
 
+    def look_ahead(self, job: Job, *, creates: bool = True) -> None:
+        """Begin to ask what is asked before a job is created, which follows at once.
+
+        Args:
+            job: the job.
+            creates: False: its image is yet to be made, so only the namespace is read.
+        """
+        if self._own_namespace is None:
+            self._ahead.begin("namespace", self._namespace)
+        if creates:
+            # By its identity: the entry keeps the job alive, so no other one can have that.
+            self._ahead.begin(("name", id(job)), partial(self._of_another_kind, job))
+            self._ahead.begin(("dry run", id(job)), partial(self.dry_run, job))
+
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
+        return self._ahead.result(("name", id(job)), partial(self._of_another_kind, job))
+
+    def _of_another_kind(self, job: Job) -> Job | None:
         ref = self.ref_of(job)
         kinds = [target.kind for target in TARGETS if target is not job.target]
         answers = [start(partial(self._get, replace(ref, kind=kind))) for kind in kinds]
@@ -204,13 +227,17 @@ class ClusterBackend(Creation):
         """The object of the back end's namespace, or why it cannot be read; asked for once."""
         if self._own_namespace is None:
             try:
-                where = path("namespaces", name=self.namespace)
-                self._own_namespace = self.transport.request("GET", where, timeout=timeout)
+                ask = partial(self._namespace, timeout)
+                self._own_namespace = self._ahead.result("namespace", ask)
             except ApiError as error:
                 if error.code not in _NOT_SERVED:  # it may pass, so the next call asks again
                     return error
                 self._own_namespace = error
         return self._own_namespace
+
+    def _namespace(self, timeout: float = 30.0) -> Json:
+        where = path("namespaces", name=self.namespace)
+        return self.transport.request("GET", where, timeout=timeout)
 
     def look_for_namespace(self) -> None:
         """Raise BackendError where the back end's namespace does not exist.

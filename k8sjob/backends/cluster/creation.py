@@ -17,7 +17,7 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
 from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind
-from k8sjob.threads import start
+from k8sjob.threads import Ahead, start
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
@@ -41,6 +41,7 @@ class Creation:
     transport: ExplainedErrors
     _unexplained: Transport
     namespace: str
+    _ahead: Ahead
 
     def create(self, plan: Plan) -> JobRef:
         """Start a job, after a strict dry run; see create_manifest.
@@ -52,7 +53,7 @@ class Creation:
         ref, stored, where = self.ref_of(job), None, ""
         # Before the companion object is created: a job that the server refuses leaves nothing
         # behind.
-        self.dry_run(job)
+        self.first_dry_run(job)
         self.wait_for_leftovers(ref)
         if companion and job.companion:
             where = companion.path(ref.namespace, ref.name)
@@ -216,6 +217,10 @@ class Creation:
                     raise
                 lost = lost or not missed
                 time.sleep(_LOOK_SECONDS if missed else 1)
+
+    def first_dry_run(self, job: Job) -> Job:
+        """The result of dry_run for a job, which may have been begun; see look_ahead."""
+        return self._ahead.result(("dry run", id(job)), partial(self.dry_run, job))
 
     def dry_run(self, job: Job, *, name_free: bool = False) -> Job:
         """The job that the server would store, with its defaults; nothing is stored.
