@@ -98,6 +98,26 @@ def fit(manifest: dict[str, Any], shape: Any) -> tuple[dict[str, Any], list[Wron
     return fitted, wrong
 
 
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a value is one that fit leaves as it is; to see that takes a third of the time."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        every = shape.get(ANY)
+        return all(
+            item is not None
+            and (
+                (expected := shape.get(key, every)) is None
+                or (type(item) is expected and expected is not int)
+                or fits(item, expected)
+            )
+            for key, item in value.items()
+        )
+    if isinstance(shape, list) and isinstance(value, list):
+        return all(item is not None and fits(item, shape[0]) for item in value)
+    if shape is Message and isinstance(value, str):
+        return len(value) <= _MAX_MESSAGE
+    return shape is None or (isinstance(shape, type) and _is_instance(value, shape))
+
+
 def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     """The value if it has the shape; None if it has another or is null."""
     null = value is None and not (path and isinstance(path[-1], int))  # in a list it is an item

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.findings import field_path
 from k8sjob.targets.api import CHILD
-from k8sjob.targets.field_types import fit, shape, shown, tables
+from k8sjob.targets.field_types import fit, fits, shape, shown, tables
 from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def typed_object(of: str, item: Any) -> tuple[Json, str]:
     kind = next((target.kind for target in TARGETS if target.resource == of), KINDS.get(of, of))
     if not isinstance(item, dict):
         return {}, f"it is {shown(item)}, not a mapping"
-    fitted, wrong = fit(item, object_shape(kind))
+    whole = object_shape(kind)
+    fitted, wrong = (item, []) if fits(item, whole) else fit(item, whole)
     if kind in _KNOWN and kind != "List" and (fitted.get("kind") or kind) != kind:
         return fitted, f"its kind is {shown(item['kind'])}, not {kind}"
     if wrong:
