@@ -7,7 +7,6 @@ jobs and clusters have written is escaped here, once, and is never markup.
 from __future__ import annotations
 
 import math
-from html import escape
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.sanitize import safe_text
@@ -198,4 +197,6 @@ def _color(state: str) -> str:
 def _escaped(value: object) -> str:
     if isinstance(value, float):
         value = f"{value:.6g}"
+    from html import escape  # noqa: PLC0415 - of no use in a terminal
+
     return value if isinstance(value, Html) else escape(safe_text(str(value)))

@@ -18,6 +18,7 @@ from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
 from k8sjob.cli.output import print_status, warn
+from k8sjob.environment import state_folder
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 from k8sjob.targets.jobs import names_kind
@@ -409,6 +410,8 @@ def jobs_here(labels: str) -> list[Snapshot]:
         click.UsageError: it is not a selector.
     """
     fits = selector(labels)
+    if not state_folder().is_dir():
+        return []  # to load what reads them takes as long as a request
     return [s for s in local_backend().jobs() if fits(s.job.labels)]
 
 

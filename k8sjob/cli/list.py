@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,8 +17,11 @@ from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 from k8sjob.view.formats import duration
-from k8sjob.view.json_output import JobProgress, image, job_document, progress_of
 
+if TYPE_CHECKING:
+    from k8sjob.view.json_output import JobProgress
+
+_HAVE_PROGRESS: Final = (JobState.RUNNING, JobState.SUCCEEDED)
 EPOCH: Final = datetime.fromtimestamp(0, UTC)
 """When a job without a time was created."""
 
@@ -49,7 +52,11 @@ def list_command(labels: str, output: str, place: Place) -> int:
         or status.ref.namespace == LOCAL
         or status.state is not JobState.SUCCEEDED
     ]
-    progress = {} if output == "name" else progress_of(readable, succeeded=True)
+    progress: dict[JobRef, JobProgress] = {}
+    if output != "name" and any(status.state in _HAVE_PROGRESS for status, *_ in listed):
+        from k8sjob.view.json_output import progress_of  # noqa: PLC0415 - only where a job trains
+
+        progress = progress_of(readable, succeeded=True)
     has_progress = any(map(str, progress.values()))
     runs = Counter(str(status.ref) for status, *_ in listed)
     match output:
@@ -57,6 +64,8 @@ def list_command(labels: str, output: str, place: Place) -> int:
             for status, *_ in listed:
                 line(name_of(status.ref, runs))
         case "json" | "yaml":
+            from k8sjob.view.json_output import job_document  # noqa: PLC0415 - a table needs none
+
             pairs = ((snapshot, progress.get(status.ref)) for status, snapshot, _ in listed)
             document([job_document(*pair) for pair in pairs], output)
         case _ if not listed:
@@ -90,9 +99,9 @@ def all_jobs(
         namespace that was looked in, empty for all of them, or none.
     """
     jobs: list[tuple[Backend, Snapshot]] = []
-    if not place.is_cluster:
+    if not place.is_cluster and (here := jobs_here(labels)):
         local = local_backend()
-        jobs += [(local, snapshot) for snapshot in jobs_here(labels)]
+        jobs += [(local, snapshot) for snapshot in here]
     if not place.asks_cluster:
         return jobs, False, ""
     try:
@@ -141,6 +150,8 @@ def _row(
     counts = ", ".join(f"{count} {situation}" for situation, count in status.counts.items()) or none
     row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:
+        from k8sjob.view.json_output import image  # noqa: PLC0415 - other tables need none
+
         restarts = sum(replica.restarts for replica in status.replicas)
         restarts = max(restarts, progress.training.restarts if progress else 0)
         row += [restarts, image(snapshot.job) or "", status.ref.uid]

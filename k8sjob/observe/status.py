@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from k8sjob import strategies
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAMES, Reason
 from k8sjob.html_card import HasCard
@@ -187,6 +186,8 @@ def reporting_replica(job: Job) -> str:
 def _serving(job: Job) -> int:
     if len(replica_names(job)) < 2:
         return 0
+    from k8sjob import strategies  # noqa: PLC0415 - a list of jobs that do not run needs none
+
     try:
         config = settings_of(job.document)
         return strategies.serving(config["strategy"], config.get("options") or {})
