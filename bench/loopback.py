@@ -1,7 +1,7 @@
 """An apiserver on loopback: that of the tests, with what kubectl asks of one before each request.
 
 It adds discovery, Tables, pages, and streams of logs and of Pods. A command that is measured
-against it takes no time of a real apiserver, which would hide a part of its own.
+against it takes no time of a real apiserver, which would hide a part of its own, or a fixed one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,12 +66,14 @@ class Loopback(Apiserver):
     """Jobs from manifests/digits-ddp, some 6 kB of JSON each.
 
     Attributes:
+        delay: seconds that each answer takes.
         texts: of each job that is listed the JSON of itself, and that of its row in a Table.
         lines: the number of lines that the log of a Pod has.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.delay = 0.0
         self.texts: list[tuple[bytes, bytes]] = []
         self.lines = 0
         self._changes: list[dict[str, Any]] = []
@@ -112,6 +115,7 @@ class Loopback(Apiserver):
         self._ended = [_pod(name, "Succeeded", terminated=ended) for name in names]
 
     def _over_http(self, request: Any) -> Any:
+        time.sleep(self.delay)
         path, query = request.path, request.query
         resource = path.rpartition("/")[2]
         if path in DISCOVERY:
