@@ -88,12 +88,17 @@ class Assistant:
         self._models = {name: _model(program, name, offered[name].split()) for name in offered}
         self._tokens: dict[str, bytes] = {}  # token -> the digest of what its dry run has seen
 
-    async def serve(self) -> None:
-        """Serve the client on stdin and stdout until it leaves."""
+    def server(self) -> Server[Any, Any]:
+        """The tools as a server, for any streams."""
         server: Server[Any, Any] = Server("k8sjob", __version__, _INSTRUCTIONS)
         server.list_tools()(self._listed)  # type: ignore[no-untyped-call]
         # The models refuse wrong arguments with one clear error.
         server.call_tool(validate_input=False)(self._call)
+        return server
+
+    async def serve(self) -> None:
+        """Serve the client on stdin and stdout until it leaves."""
+        server = self.server()
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         async with stdio_server() as (reader, writer):
             try:

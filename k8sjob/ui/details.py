@@ -36,7 +36,7 @@ from k8sjob.sanitize import integer, safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import CLUSTER, clock, key_of
-from k8sjob.view.json_output import image, job_document, provenance
+from k8sjob.view.json_output import job_document, provenance
 from k8sjob.view.lines import phrase
 from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
@@ -164,29 +164,22 @@ def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """The job as `status -o json` has it, with the names of all its replicas.
 
     `processes` are those of the first and of each other replica, null where Pods have no ranks.
+    `written` are the files of a job on this machine, which its deletion removes, a line each.
     """
     return {
         **job_document(snapshot),
         "names": list(replica_names(snapshot.job)),
         "processes": processes(snapshot.job) if snapshot.job.has_ranks else None,
         "can": can(entry),
-        "written": _written(entry),
+        "written": listed(written_files(entry.backend.folder(entry.ref)))
+        if isinstance(entry.backend, LocalBackend)
+        else "",
         **clock(entry.backend, snapshot),
     }
 
 
-def _written(entry: JobEntry) -> str:
-    """The files that a job on this machine wrote, which its deletion removes, a line each."""
-    if isinstance(entry.backend, LocalBackend):
-        return listed(written_files(entry.backend.folder(entry.ref)))
-    return ""
-
-
 def run(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
-    """The command of the job's first replica, its job.yaml and commit, and its files.
-
-    Job.yaml and commit are empty where they are not known.
-    """
+    """The command of the job's first replica, its job.yaml and commit; empty: not known."""
     job, backend, spec = snapshot.job, entry.backend, ""
     commit = origin.commit if (origin := provenance(job)) else ""
     main = next((role.main for role in job.replicas), {})
@@ -197,13 +190,7 @@ def run(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
         else:
             spec = spec_of(job).to_yaml()
     command = shlex.join([*(main.get("command") or ()), *(main.get("args") or ())])
-    return {
-        "command": command,
-        "commit": commit,
-        "image": image(job),
-        "written": _written(entry),
-        "yaml": spec,
-    }
+    return {"command": command, "commit": commit, "yaml": spec}
 
 
 def can(entry: JobEntry) -> list[str]:

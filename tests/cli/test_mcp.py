@@ -1,4 +1,4 @@
-"""`k8sjob mcp`, asked by the SDK's own client over stdin and stdout."""
+"""`k8sjob mcp`, asked by the SDK's own client: in memory, and over stdin and stdout."""
 
 import json
 import os
@@ -16,14 +16,18 @@ from clusters import kubeconfig
 from inmemory import record
 from mcp import ClientSession, McpError, StdioServerParameters, types
 from mcp.client.stdio import stdio_client
+from mcp.shared.memory import create_connected_server_and_client_session
 from trainings import job, line, pod
 from waiting import until
 
+from k8sjob.cli.assistant import Assistant, _digest
+from k8sjob.cli.program import program
+
 
 @asynccontextmanager
-async def session(folder, *options):
-    args = ["-m", "k8sjob", "mcp", *options]
-    env = dict(os.environ)
+async def session(folder):
+    """A client of the command, as a process."""
+    args, env = ["-m", "k8sjob", "mcp"], dict(os.environ)
     server = StdioServerParameters(command=sys.executable, args=args, env=env, cwd=folder)
     async with stdio_client(server) as streams, ClientSession(*streams) as session:
         await session.initialize()
@@ -64,12 +68,15 @@ class Client(NamedTuple):
 
 
 @pytest.fixture
-def client(tmp_path):
+def client(tmp_path, monkeypatch):
+    """Connects a client to a server in this process, which may do what the options say."""
+    monkeypatch.chdir(tmp_path)
     with start_blocking_portal() as portal, ExitStack() as stack:
 
-        def start(*options):
-            context = portal.wrap_async_context_manager(session(tmp_path, *options))
-            return Client(portal, stack.enter_context(context))
+        def start(**options):
+            server = Assistant(program, **{"writes": False, "proves": False} | options).server()
+            session = create_connected_server_and_client_session(server)
+            return Client(portal, stack.enter_context(portal.wrap_async_context_manager(session)))
 
         yield start
 
@@ -82,7 +89,7 @@ def failed(folder, *texts):
 
 
 def test_what_changes_or_runs_something_is_offered_only_where_it_is_allowed(client):
-    reader, writer = client(), client("--allow-write", "--allow-prove")
+    reader, writer = client(), client(writes=True, proves=True)
     reading = ["why", "status", "logs", "list", "doctor", "lint", "validate", "render", "usage"]
     assert [tool.name for tool in reader.tools()] == reading
     assert all(tool.annotations.readOnlyHint for tool in reader.tools())
@@ -117,42 +124,49 @@ def test_what_the_tools_that_read_answer(client, job_file, tmp_path):
 
 def test_jobs_are_changed_by_the_token_of_a_dry_run(client, api, job_file):
     job_file(name="json")
-    writer = client("--allow-write")
+    writer = client(writes=True)
     checked = writer.ask("submit")
     assert checked["untrusted"]["document"]["kind"] == "PyTorchJob"
     assert set(api.words) == {"POST dry"}
     assert writer.document("submit", token=checked["token"]) == "blue/json created\n"
     again = writer.ask("submit", token=checked["token"])
     assert again.startswith("submit: the token is unknown or was used; nothing was changed; call")
-    assert writer.change("suspend", job="json") == "blue/json is being suspended\n"
+    assert writer.change("suspend", job="blue/json") == "blue/json is being suspended\n"
     assert api.jobs["blue", "json"]["spec"]["runPolicy"]["suspend"] is True
-    assert writer.change("resume", job="blue/json") == "blue/json is being resumed\n"
-    assert api.jobs["blue", "json"]["spec"]["runPolicy"]["suspend"] is False
     assert writer.change("delete", job="json") == "blue/json deleted\n"
     assert not api.jobs
     assert writer.ask("delete", job="json")["exit_code"] == 102
 
 
 def test_a_token_is_for_what_its_dry_run_has_seen(client, api, job_file):
-    file, writer = job_file(), client("--allow-write")
-    differs = ": not the arguments, job or cluster of the dry run; nothing was changed; call it"
+    file, writer = job_file(), client(writes=True)
     token = writer.ask("submit")["token"]
     file.write_text(file.read_text() + "labels: {a: b}\n")
+    differs = ": not the arguments, job or cluster of the dry run; nothing was changed; call it"
     assert differs in writer.ask("submit", token=token)
-    token = writer.ask("submit")["token"]
-    assert differs in writer.ask("submit", token=token, replace=True)
-    for part, changed in (("blue", "red"), ("127.0.0.1", "localhost")):
-        token, config = writer.ask("submit")["token"], Path(os.environ["KUBECONFIG"])
-        text = config.read_text()
-        config.write_text(text.replace(part, changed))
-        assert differs in writer.ask("submit", token=token)
-        config.write_text(text)
     assert not api.jobs
-    writer.change("submit")
-    token = writer.ask("delete", job="tiny")["token"]
-    api.jobs["blue", "tiny"]["metadata"]["uid"] = "another"
-    assert differs in writer.ask("delete", job="tiny", token=token)
-    assert api.jobs
+
+
+def test_what_a_token_is_bound_to(api, job_file):
+    def digest(*options, uid="1", spec="a", **metadata):
+        metadata = {"namespace": "blue", "uid": uid, "labels": {"of": uid}} | metadata
+        document = {"metadata": metadata, "spec": {"image": spec}}
+        return _digest(["submit", *options], str(file), document)
+
+    file, config = job_file(), Path(os.environ["KUBECONFIG"])
+    seen = digest()
+    assert digest(uid="2") == seen  # each dry run has another one
+    others = [digest("--replace"), digest(spec="b"), digest(namespace="red"), digest(labels={})]
+    others += [digest(annotations={"a": "b"})]
+    for changed in (file, config):
+        text = changed.read_text()
+        changed.write_text(text.replace("tiny", "x").replace("127.0.0.1", "localhost"))
+        others.append(digest())
+        changed.write_text(text)
+    assert len({seen, *others}) == 8
+    assert _digest(["delete", "j"], None, {"uid": "1"}) != _digest(
+        ["delete", "j"], None, {"uid": "2"}
+    )
 
 
 def test_text_of_others_stays_in_its_place_and_is_cut(client, tmp_path):

@@ -391,10 +391,9 @@ def test_what_a_job_is_made_of_is_read_when_it_is_requested(serve, screen, jobs)
     ended = datetime.fromisoformat("2026-01-02T03:04:05+00:00")
     page.see("Succeeded", "ended", f"{ended.astimezone():%H:%M:%S} Succeeded")
     for title, text in (
-        ("Run", "strategy"),
+        ("Run", "image"),
         ("Time to the first step", "unknown"),
         ("Manifest", "kind: PyTorchJob"),
-        ("Image", "image"),
     ):
         page.tab_to(title)
         page.press("ENTER")

@@ -36,7 +36,7 @@ export function jobView(view, key, { state, place }) {
   const parts = h("section", { hidden: true }, h("h2", {}, "Replicas"), replicaRows, moreReplicas);
   const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const output = logView(key);
-  const details = h("section", {}, ...[["Run", "run", (data) => runPanel(data, group)], ["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
+  const details = h("section", {}, ...[[(run, status) => runPanel(run, status, group), "Run", "run", "status"], [timing, "Time to the first step", "timing"], [usage, "Where the time went", "usage"], [(data) => h("pre", {}, data.text), "Manifest", "manifest"]].map((row) => folded(...row)));
   view.append(head, why, numbers, aged, health, history, charts.controls, many, charts.figures, map.section, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
@@ -227,11 +227,11 @@ export function jobView(view, key, { state, place }) {
     health.hidden = !items.length;
   }
 
-  function folded(title, part, make) {
+  function folded(make, title, ...parts) {
     const inside = h("div", {}, "Loading...");
     return h("details", { ontoggle: async (event) => {
       if (!event.target.open) return;
-      try { inside.replaceChildren(make(await read(jobPath(key, part)))); } catch (error) { inside.replaceChildren(error.message); }
+      try { inside.replaceChildren(make(...await Promise.all(parts.map((part) => read(jobPath(key, part)))))); } catch (error) { inside.replaceChildren(error.message); }
     } }, h("summary", {}, title), inside);
   }
 
@@ -288,10 +288,13 @@ function endedAttempt(replica, before) {
   return before?.phase === "Failed" && replica.restarts > before.restarts ? before : null;
 }
 
-/** What ran, and with what. */
-function runPanel(run, group) {
+/** What ran, and with what: its command, image and files. */
+function runPanel(run, { image: name, origin, replicas, written }, group) {
   const versions = ["torch", "cuda", "python"].filter((name) => group[name]).map((name) => `${name} ${group[name]}`).join(", ");
-  const rows = [["command", run.command], ["strategy", group.strategy], ["versions", versions], ["commit", run.commit], ["image", run.image], ["files written", run.written && h("pre", {}, run.written)]];
+  const rows = [["command", run.command], ["strategy", group.strategy], ["versions", versions], ["commit", run.commit], ["files written", written && h("pre", {}, written)], ["image", name ?? "not known"]];
+  for (const layer of origin?.layers ?? []) rows.push([layer.kind, `${layer.digest}  ${number(layer.size, "_bytes")}`]);
+  if (origin) rows.push(["files of the code", origin.files], ["installed", origin.installed], ["base", origin.base || "not known"], ["platform", origin.platform]);
+  for (const replica of replicas.filter(({ digest }) => digest)) rows.push([replica.name, `runs ${replica.digest}`]);
   return h("div", {}, table(["", ""], rows.filter(([, value]) => value), { label: "Run" }), run.yaml ? [h("h3", {}, "job.yaml"), h("pre", { tabIndex: 0 }, run.yaml)] : null);
 }
 
@@ -306,12 +309,4 @@ function usage({ seconds, device, note }) {
   const whole = Object.values(seconds).reduce((sum, part) => sum + part, 0) || 1;
   const rows = Object.entries(seconds).map(([use, part]) => [use, h("progress", { max: whole, value: part, ariaLabel: use }), `${((100 * part) / whole).toFixed(1)} %`, `${number(part / 3600)} ${device} hours`]);
   return h("div", {}, note && h("p", {}, note), table(["Use", "", "Part", "Time"], rows, { label: "Where the time went" }));
-}
-
-function image({ image: name, origin, replicas }) {
-  const rows = [["image", name ?? "not known"]];
-  for (const layer of origin?.layers ?? []) rows.push([layer.kind, `${layer.digest}  ${number(layer.size, "_bytes")}`]);
-  if (origin) rows.push(["files", origin.files], ["installed", origin.installed], ["base", origin.base || "not known"], ["platform", origin.platform]);
-  for (const replica of replicas.filter(({ digest }) => digest)) rows.push([replica.name, `runs ${replica.digest}`]);
-  return table(["", ""], rows, { label: "Image" });
 }
