@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 from apiserver import Apiserver
@@ -133,18 +134,16 @@ def job_file(tmp_path):
 
 
 @pytest.fixture
-def complete(tmp_path):
-    """What a shell offers for the last word."""
+def complete(tmp_path, k8sjob):
+    """What a shell is offered for the last word of a line: the kind and the word of each."""
 
-    def offered(words, **env):
-        state = {"K8SJOB_STATE": str(tmp_path / "state")}
-        asked = {"K8SJOB_COMPLETE": "bash", "K8SJOB_LINE": words}
-        return subprocess.run(
-            [sys.executable, "-c", "from k8sjob.cli import main; main()"],
-            env={**state, **asked, **env},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def offered(line, **env):
+        env |= {"K8SJOB_COMPLETE": "bash", "K8SJOB_LINE": line}
+        with mock.patch.dict(
+            os.environ, {"K8SJOB_STATE": str(tmp_path / "state")} | env, clear=True
+        ):
+            done = k8sjob()
+        assert done.err == ""
+        return [row.split("\t")[:2] for row in done.out.splitlines()]
 
     return offered
