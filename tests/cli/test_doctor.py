@@ -150,7 +150,9 @@ def test_a_server_that_is_not_there(doctor, tmp_path, job_file, names_a_job):
 @pytest.mark.parametrize("client", CLIENTS)
 def test_the_token_is_never_shown(client, doctor, cluster, k8sjob):
     detail = f"refused the header Authorization: Bearer {TOKEN}"
-    cluster.answers["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"] = ApiError(detail, code=403)
+    cluster.answers["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"] = ApiError(
+        detail, code=403
+    )
     shown = k8sjob("list", "--client", client)
     assert "refused the header" in shown.out + shown.err
     cluster.answers["/version"] = ApiError(detail, code=401)

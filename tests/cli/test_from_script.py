@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +18,14 @@ GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 CUDA = "import torch, torch.distributed as dist\n"
 NCCL = "dist.init_process_group('nccl')\n"
 PARSED = "import argparse\np = argparse.ArgumentParser()\n"
+look = metadata.packages_distributions
+look_once = cache(look)
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch):
+    """All installed packages are looked at once, which takes half a second."""
+    monkeypatch.setattr(metadata, "packages_distributions", look_once)
 
 
 def made(folder, text, name="train.py", **options):
@@ -126,6 +135,7 @@ def test_a_namespace_of_several_installed_distributions(text, expected, tmp_path
         record = f"space/{color}/__init__.py,,\nspace/{color}/deep.py,,\n"
         (site / f"space_{color}-1.0.dist-info/RECORD").write_text(record)
     monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setattr(metadata, "packages_distributions", look)
     assert distributions(tmp_path, text) == expected
 
 
