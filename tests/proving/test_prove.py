@@ -135,12 +135,6 @@ def test_programs_that_the_rules_were_not_written_for(judge):
     assert not alarms
 
 
-@pytest.mark.essential
-def test_some_of_each(judge):
-    names = ("no_sampler", "no_set_epoch", "no_ddp", "plain_ddp")
-    assert not judge([programs(*CASES)[name] for name in names])
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("corpus", "most"),
