@@ -155,7 +155,9 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
 def _asked_ahead(plan: Plan, place: Place, *, creates: bool) -> ClusterBackend:
     backend = place.connect(plan.spec.namespace)
-    backend.look_ahead(plan.job, creates=creates)
+    backend.look_at_namespace_ahead()
+    if creates:
+        backend.look_ahead(plan.job)
     return backend
 
 

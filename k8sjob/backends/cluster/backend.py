@@ -98,19 +98,15 @@ class ClusterBackend(Creation):
             return JobRef.of(self.workloads.find(name, namespace))
         return JobRef.of(self._get(JobRef(name, namespace)))
 
-    def look_ahead(self, job: Job, *, creates: bool = True) -> None:
-        """Begin to ask what is asked before a job is created, which follows at once.
+    def look_ahead(self, job: Job) -> None:
+        """Begin to ask what is asked before a job is created, which follows at once."""
+        # By its identity: the entry keeps the job alive, so no other one can have that.
+        self._ahead.begin(("name", id(job)), partial(self._of_another_kind, job))
+        self._ahead.begin(("dry run", id(job)), partial(self.dry_run, job))
 
-        Args:
-            job: the job.
-            creates: False: its image is yet to be made, so only the namespace is read.
-        """
-        if self._own_namespace is None:
-            self._ahead.begin("namespace", self._namespace)
-        if creates:
-            # By its identity: the entry keeps the job alive, so no other one can have that.
-            self._ahead.begin(("name", id(job)), partial(self._of_another_kind, job))
-            self._ahead.begin(("dry run", id(job)), partial(self.dry_run, job))
+    def look_at_namespace_ahead(self) -> None:
+        """Begin to read the back end's namespace; see own_namespace."""
+        self._ahead.begin("namespace", self._namespace)
 
     def of_another_kind(self, job: Job) -> Job | None:
         """A job of another kind that has the name of this one; None as far as can be read."""

@@ -149,6 +149,31 @@ def test_the_name_of_a_job_of_others_is_refused_to_every_kind(backend, script):
     assert all("dryRun" in query for query in script.of("POST"))
 
 
+def test_what_does_not_depend_on_each_other_is_asked_for_at_once_and_once(backend, script):
+    plan = plan_job(JobSpec(name="one", image="i", run={"command": ["true"]}))
+    all_asked = threading.Barrier(5)
+
+    def wait(_body, query):
+        if query.keys() != {"fieldValidation"}:
+            all_asked.wait(30)
+        return job()
+
+    def absent(_body, _query):
+        all_asked.wait(30)
+
+    for kind in (BATCH, JOBSETS, TRAINJOBS):
+        script.on("GET", f"{kind}/one", absent)
+    script.on("POST", JOBS, wait).on("GET", "/api/v1/namespaces/team", absent)
+    backend.look_at_namespace_ahead()
+    backend.look_ahead(plan.job)
+    assert backend.own_namespace().code == 404
+    assert submit_plan(plan, backend).ref.uid == "uid-1"
+    assert [sorted(query) for query in script.of("POST")] == [
+        ["dryRun", "fieldValidation"],
+        ["fieldValidation"],
+    ]
+
+
 def test_of_two_jobs_of_a_name_k8sjobs_own_is_meant(backend, script):
     meta = {"name": "one", "namespace": "team"}
     theirs = {"metadata": {**meta, "uid": "theirs"}, "spec": {"completionMode": "Indexed"}}
