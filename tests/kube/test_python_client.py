@@ -64,6 +64,15 @@ def test_a_token_that_is_not_taken_any_more_is_requested_again(python, apiserver
     assert ran.read_text().count("ran") == 2
 
 
+def test_a_connection_is_kept_after_a_stream_that_was_read_to_its_end(python, apiserver):
+    there = python()
+    apiserver.on((200, "line\n"), GOOD)
+    assert list(there.stream(NODES)) == [b"line\n"]
+    (connection,) = apiserver.connections
+    assert there.request("GET", NODES) == GOOD[1]
+    assert apiserver.connections == {connection}
+
+
 def test_so_is_one_that_a_watch_is_begun_with(python, apiserver, plugin):
     user, token, _ = plugin
     there = python(user)

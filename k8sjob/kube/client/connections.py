@@ -151,6 +151,7 @@ class Answer:
     ) -> None:
         # Where an answer ends with its connection, http.client gives the socket to the response.
         self._connection, self._socket, self._keep = connection, sock, keep
+        self._kept = False
         self._response = connection.getresponse()
         self.status, self.headers = self._response.status, self._response.headers
 
@@ -164,7 +165,8 @@ class Answer:
         pieces = self._pieces()
         packed = self.headers.get("Content-Encoding") == "gzip"
         yield from _unpacked(pieces) if packed else pieces
-        if self._response.isclosed() and not self._response.will_close:
+        self._kept = self._response.isclosed() and not self._response.will_close
+        if self._kept:
             self._keep(self._connection)
         else:
             self.close()
@@ -183,9 +185,10 @@ class Answer:
         self._socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
-        """Close the connection."""
-        self._response.close()
-        self._connection.close()
+        """Close the connection, unless it is kept: another request may be using it."""
+        if not self._kept:
+            self._response.close()
+            self._connection.close()
 
 
 def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
