@@ -188,7 +188,7 @@ def _with_conditions(job: dict[str, Any], *conditions: str) -> dict[str, Any]:
 
 def _job(fields: dict[str, object], *conditions: str) -> dict[str, Any]:
     """A job as the apiserver has it."""
-    from k8sjob.rendering import manifest
+    from k8sjob.rendering.manifest import manifest
     from k8sjob.spec import load
 
     spec = load(ROOT / "manifests/digits-ddp").with_(name="job", namespace="blue", **fields)

@@ -385,7 +385,7 @@ def _(n, _folder):
 
 @case(20, "requirements: names of packages")
 def _(n, _folder):
-    from k8sjob.spec.image import required_names
+    from k8sjob.requirements import required_names
 
     return lambda: required_names("a-" * n + "\n" + "a.b.whl" * n + "\n" + many("a{0}==1\n", n))
 

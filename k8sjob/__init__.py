@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.proving.proof import prove
     from k8sjob.python_api import plan, run, submit
-    from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
+    from k8sjob.rendering.manifest import render, replica_env
     from k8sjob.spec import JobSpec
     from k8sjob.spec.load import load
 
@@ -24,12 +24,12 @@ _HOME = {
     "JobSpec": "k8sjob.spec",
     "K8sJobError": "k8sjob.errors",
     "SpecError": "k8sjob.errors",
-    "dockerfile": "k8sjob.rendering",
+    "dockerfile": "k8sjob.rendering.dockerfile",
     "load": "k8sjob.spec",
     "plan": "k8sjob.python_api",
     "prove": "k8sjob.proving.proof",
-    "render": "k8sjob.rendering",
-    "replica_env": "k8sjob.rendering",
+    "render": "k8sjob.rendering.manifest",
+    "replica_env": "k8sjob.rendering.manifest",
     "run": "k8sjob.python_api",
     "submit": "k8sjob.python_api",
 }

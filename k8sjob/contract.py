@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+JOB_FILE: Final = "job.yaml"
+"""The name of a job's file in its folder."""
 AGENT: Final = ("python", "-P", "-m", "k8sjob.runtime")
 """Starts the agent; -P: a k8sjob.py in the working directory is not taken for it."""
 

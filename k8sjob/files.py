@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import stat
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from k8sjob.environment import cache_folder
 from k8sjob.errors import K8sJobError
@@ -16,6 +18,9 @@ from k8sjob.temporary import DRAFT, create_draft
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+_MOST_VALUES: Final = 200
+"""Values of a kind that the cache keeps."""
 
 
 def own_cache_folder() -> Path | None:
@@ -55,6 +60,39 @@ def whole_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
             draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def cached_value(name: str, key: str) -> Any:
+    """The value that was kept under a name for this key; None: there is none, or it is damaged."""
+    folder = own_cache_folder()
+    with suppress(OSError, ValueError):
+        # The digest first: a write that was cut short is no value.
+        digest, _, content = (folder / name).read_bytes().partition(b"\n") if folder else (b"",) * 3
+        if digest.decode() == hashlib.sha256(content).hexdigest():
+            kept_key, value = json.loads(content)
+            return value if kept_key == key else None
+    return None
+
+
+def keep_value(name: str, key: str, value: Any) -> None:
+    """Keep a value, as JSON, in place of the one of that name, KIND-NAME.json, if possible.
+
+    The oldest of the kind are forgotten. Other processes may keep values at the same time.
+    """
+    if (folder := own_cache_folder()) is None:
+        return
+    content = json.dumps([key, value]).encode()
+    with suppress(OSError):
+        draft, file = create_draft(folder / name, 0o600)
+        try:
+            with os.fdopen(file, "wb") as out:
+                out.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            draft.replace(folder / name)
+        finally:
+            draft.unlink(missing_ok=True)
+        values = folder.glob(f"{name.partition('-')[0]}-*.json")
+        for oldest in sorted(values, key=lambda path: -path.stat().st_mtime)[_MOST_VALUES:]:
+            oldest.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -87,6 +87,10 @@ def test_jobs_are_observed_without_what_reads_a_job_file(command):
     assert not loaded(f"import k8sjob.cli.{command}") & {"pydantic", "jinja2", "kubernetes"}
 
 
+def test_a_push_that_remembers_its_job_reads_none():
+    assert not loaded("import k8sjob.cli.push") & {"pydantic", "yaml", "jinja2", "tomllib"}
+
+
 def test_a_job_is_checked_without_a_look_at_what_is_installed():
     start = "from k8sjob.cli.program import program\nprogram.get_command(None, 'validate')"
     assert "email" not in loaded(start)  # of importlib.metadata

@@ -6,7 +6,7 @@ import re
 
 from k8sjob.checks.finding import table
 from k8sjob.image.registry.manifest import ImageReference
-from k8sjob.spec.values import is_image_reference
+from k8sjob.references import is_image_reference
 
 
 def reference_of(image: str) -> ImageReference | None:

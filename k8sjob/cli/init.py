@@ -16,7 +16,7 @@ from k8sjob.cli.output import print_status, text
 from k8sjob.errors import BackendError, K8sJobError, SpecError
 from k8sjob.files import write_files
 from k8sjob.findings import invalid
-from k8sjob.rendering import templates_dir
+from k8sjob.rendering.template import templates_dir
 from k8sjob.spec import JobSpec, schema
 from k8sjob.yamldoc import content, scalar
 

@@ -1,4 +1,7 @@
-"""The job that a command is given: a file, and what the command line changes in it."""
+"""The job that a command is given: a file, and what the command line changes in it.
+
+What reads the file is loaded when it is read: a push often remembers what the file says.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.cli.output import print_status
+from k8sjob.contract import JOB_FILE
 from k8sjob.findings import field_path
-from k8sjob.spec import JobSpec, load
-from k8sjob.spec.base import field_paths
-from k8sjob.spec.changes import Change, path_of
-from k8sjob.spec.errors import field_values
-from k8sjob.spec.load import folder_of, located
-from k8sjob.targets.jobs import TARGETS
-from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from k8sjob.cli.find_job import Place
+    from k8sjob.spec import JobSpec
+    from k8sjob.spec.changes import Change
 
 _ARGS: Final = "k8sjob.args"
 _SHORT_OPTIONS: Final = {
@@ -40,6 +39,8 @@ AUTO: Final = "auto"
 
 def target_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options --target and --runtime."""
+    from k8sjob.targets.jobs import TARGETS  # noqa: PLC0415 - see the module
+
     text = "The runtime of the platform that the job is laid over, instead of the file's."
     command = click.option("--runtime", metavar="NAME", help=text)(command)
     kinds = click.Choice([*(target.name for target in TARGETS), AUTO])
@@ -61,19 +62,27 @@ class JobFile:
 
     def load(self, *, local: bool = False) -> JobSpec:
         """The spec; see k8sjob.spec.load."""
+        from k8sjob.spec.load import load  # noqa: PLC0415 - see the module
+
         return load(self.path, self.changes, local=local)
 
     def located(self) -> AbstractContextManager[None]:
         """Gives errors about the spec their lines; see k8sjob.spec.load.located."""
+        from k8sjob.spec.load import located  # noqa: PLC0415 - see the module
+
         return located(self.path, self.changes)
 
     @property
     def folder(self) -> Path:
         """The folder that the relative paths of the job start from."""
+        from k8sjob.spec.load import folder_of  # noqa: PLC0415 - see the module
+
         return folder_of(self.path)
 
     def words(self, spec: JobSpec) -> list[str]:
         """The command line that names this job again."""
+        from k8sjob.yamldoc import flow  # noqa: PLC0415 - see the module
+
         named = [str(self.path)]
         for change in self.changes:
             value = list(spec.run.args) if change.adds else change.value
@@ -83,6 +92,11 @@ class JobFile:
 
 def _fields(_ctx: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
     """Completes the names of fields, and values where there are a few."""
+    from k8sjob.spec import JobSpec  # noqa: PLC0415 - see the module
+    from k8sjob.spec.base import field_paths  # noqa: PLC0415 - the same
+    from k8sjob.spec.changes import path_of  # noqa: PLC0415 - the same
+    from k8sjob.spec.errors import field_values  # noqa: PLC0415 - the same
+
     field, equals, _ = incomplete.partition("=")
     words = (
         [f"{field}={value}" for value in field_values(JobSpec, path_of(field))]
@@ -95,6 +109,10 @@ def _fields(_ctx: click.Context, _option: click.Parameter, incomplete: str) -> l
 def _parsed(
     _ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[Change, ...]:
+    if not texts:
+        return ()
+    from k8sjob.spec.changes import Change  # noqa: PLC0415 - see the module
+
     changes = tuple(Change.parse(text) for text in texts)
     if Change(("target",), "auto") in changes:
         raise click.UsageError(
@@ -149,6 +167,23 @@ def script_args() -> Sequence[str]:
     return args
 
 
+def _short_changes(options: dict[str, Any]) -> Iterator[Change]:
+    """The changes of short options, which are taken out of all options, and of words after `--`."""
+    fields = {option: field for option, (field, *_) in _SHORT_OPTIONS.items()}
+    values = {
+        option: (field, value)
+        for option, field in {**fields, "runtime": "runtime"}.items()
+        if (value := options.pop(option, None)) is not None
+    }
+    if values or script_args():
+        from k8sjob.spec.changes import Change  # noqa: PLC0415 - see the module
+
+        for option, (field, value) in values.items():
+            yield Change(tuple(field.split(".")), value, option=f"--{option}")
+        if args := script_args():
+            yield Change(("run", "args"), list(args), adds=True)
+
+
 def job_command(
     name: str, *, required: bool = True
 ) -> Callable[[Callable[..., Any]], click.Command]:
@@ -165,13 +200,7 @@ def job_command(
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
             # Applied in this order: --set first, then the short options.
-            changes = [*sets]
-            fields = {option: field for option, (field, *_) in _SHORT_OPTIONS.items()}
-            for option, field in {**fields, "runtime": "runtime"}.items():
-                if (value := options.pop(option, None)) is not None:
-                    changes.append(Change(tuple(field.split(".")), value, option=f"--{option}"))
-            if args := script_args():
-                changes.append(Change(("run", "args"), list(args), adds=True))
+            changes = [*sets, *_short_changes(options)]
             if file is None and not (required or changes):
                 return command(job=None, **options)
             return command(job=JobFile(file or Path(JOB_FILE), tuple(changes)), **options)
@@ -201,10 +230,15 @@ def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
     """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
     base = getattr(spec.image, "base", None)
     if base and spec.uses_agent:
-        from k8sjob.checks.base_images import too_old  # noqa: PLC0415 - of no use for most jobs
-        from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - the same
+        yield from base_remarks(base, linted=linted)
 
-        torch = pinned("torch").partition("==")[2]
-        # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
-        if (why := too_old(base, torch)) and not (linted and too_old(base)):
-            yield f"image.base: {base} has {why}; use a newer base"
+
+def base_remarks(base: str, *, linted: bool = False) -> Iterator[str]:
+    """The same of a base on which the agent runs."""
+    from k8sjob.checks.base_images import too_old  # noqa: PLC0415 - of no use for most jobs
+    from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - the same
+
+    torch = pinned("torch").partition("==")[2]
+    # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
+    if (why := too_old(base, torch)) and not (linted and too_old(base)):
+        yield f"image.base: {base} has {why}; use a newer base"

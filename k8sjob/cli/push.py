@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, job_command, old_base
+from k8sjob.cli.jobfile import JobFile, base_remarks, job_command
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
 from k8sjob.contract import counted
 from k8sjob.image.build_context import shown_size
+from k8sjob.image.code_image import CodeImage, Source
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blob_content import Sent
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.rendering import check_script
 from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
@@ -80,18 +80,20 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     """
     if builds and (dry_run or onto):
         raise click.UsageError("--build builds an image first; omit --dry-run and --onto")
-    spec, folder = job.load(), job.folder
-    with job.located():
-        check_script(spec, folder)
-    of_image = (remark for remark in spec.remarks if remark.startswith("image."))
-    for remark in (*of_image, *old_base(spec)):
+    source = Source.of(job.path, job.changes)
+    image = CodeImage.remembered(source) if source else None
+    if image is None or source is None:
+        image, folder = _read(job, source), job.folder
+    else:
+        folder = source.folder
+    for remark in (*image.remarks, *(base_remarks(image.base) if image.uses_agent else ())):
         warn(remark)
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
         if builds:
-            build_and_report(spec, folder, **options)
+            build_and_report(job.load(), folder, **options)
         pushed = push(
-            spec,
+            image,
             folder,
             onto=onto,
             strict=strict,
@@ -104,10 +106,10 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
         )
     report_push(pushed, dry_run=dry_run, mounts=layout is None)
     if layout and not dry_run:
-        image = f"{pushed.reference.partition('@')[0]}:{pushed.tag}"
+        name = f"{pushed.reference.partition('@')[0]}:{pushed.tag}"
         print_status(
             f"written to {layout}; to push it: skopeo copy --preserve-digests"
-            f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{image}"
+            f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{name}"
         )
     if output == "json":
         # docs/reference/json.md describes the fields.
@@ -115,6 +117,20 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
         document({**asdict(pushed), "findings": findings}, output)
     else:
         line(pushed.reference)
+
+
+def _read(job: JobFile, source: Source | None) -> CodeImage:
+    """The image of a job whose file is read; it is remembered."""
+    from k8sjob.rendering.dockerfile import check_script  # noqa: PLC0415 - as in jobfile
+
+    spec = job.load()
+    with job.located():
+        check_script(spec, job.folder)
+    image = CodeImage.of(spec)
+    # The file may have been written since, and another job been read of it.
+    if source and source == Source.of(job.path, job.changes):
+        image.remember(source)
+    return image
 
 
 class _Line:

@@ -9,7 +9,8 @@ import click
 from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option
 from k8sjob.cli.options import image_option
 from k8sjob.cli.output import print_status, text, warn, warn_of_secrets
-from k8sjob.rendering import dockerfile, remarks, render, write_context
+from k8sjob.rendering.dockerfile import dockerfile, write_context
+from k8sjob.rendering.manifest import remarks, render
 
 
 @job_command("render")

@@ -29,7 +29,7 @@ from k8sjob.cli.output import document, line, print_status, text, warn
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, for_namespace, push_code, submit_plan
-from k8sjob.rendering import check_script
+from k8sjob.rendering.dockerfile import check_script
 from k8sjob.spec.changes import Change
 from k8sjob.yamldoc import dump
 

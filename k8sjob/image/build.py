@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import AUTO, choose
-from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
+from k8sjob.image.code_image import image_on_base
+from k8sjob.image.dependencies import BuildRequest, Dependencies
 from k8sjob.image.registry.blob_content import in_memory
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient

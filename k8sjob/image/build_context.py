@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.rendering.dockerfile import COPY_MARK, MADE_HERE, OWN_IGNORE
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
+from k8sjob.rendering.image_files import COPY_MARK, MADE_HERE, OWN_IGNORE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

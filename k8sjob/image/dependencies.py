@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.layers import append_packages
 from k8sjob.image.registry.repository import transfer
-from k8sjob.spec.image import PIP_NAME, requirement_lines, requirements_text
+from k8sjob.requirements import PIP_NAME, requirement_lines, requirements_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from k8sjob.image.code_image import CodeImage
     from k8sjob.image.layer_tar import Layer
     from k8sjob.image.registry.manifest import BaseImage, ImageReference
     from k8sjob.image.registry.repository import Repository
-    from k8sjob.spec import Image, JobSpec
+    from k8sjob.spec import Image
 
 _KEY_VERSION: Final = 2
 """Raised when equal dependencies are to give another image: older ones are not found then."""
@@ -62,7 +63,7 @@ class Dependencies:
     index_url: str | None = None
 
     @classmethod
-    def of(cls, image: Image, folder: Path) -> Dependencies:
+    def of(cls, image: Image | CodeImage, folder: Path) -> Dependencies:
         """Read what a job installs; relative paths of the spec start from the folder.
 
         ImageError: the requirements file cannot be read, or needs another file beside it.
@@ -175,14 +176,3 @@ class BuildRequest:
         parts = (self.base, contents, image.config)
         transfer(self.target, self.below, *parts, progress=self.progress)
         self.target.put(image.manifest, image.media_type, self.tag)
-
-
-def image_on_base(spec: JobSpec, verb: str) -> Image:
-    """The image part of a spec; ImageError, with this verb, where it has no base."""
-    image = spec.image
-    if isinstance(image, str) or image.base is None:
-        raise ImageError(
-            f"image: {spec.image_reference!r} is used as it is, so there is nothing to {verb};"
-            " write `image: {repository: ..., base: ...}` to have one built from your code"
-        )
-    return image

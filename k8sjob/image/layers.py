@@ -25,8 +25,7 @@ from k8sjob.image.layer_tar import Layer, entry, write_layer
 from k8sjob.image.registry.blob_content import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.image.secrets import SecretScanner
-from k8sjob.rendering.dockerfile import HOME, runtime_files
-from k8sjob.rendering.manifest import IMAGE_UID, IMAGE_USER, container_argv
+from k8sjob.rendering.image_files import HOME, IMAGE_UID, IMAGE_USER, runtime_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from k8sjob.image.inventory import Inventory
     from k8sjob.image.registry.manifest import BaseImage
     from k8sjob.image.secrets import Secret
-    from k8sjob.spec import JobSpec
 
 _OPAQUE: Final = ".wh..wh..opq"
 """In a folder: nothing of it in the layers below is there any more."""
@@ -274,19 +272,18 @@ class Appended:
         return digest_of(self.manifest)
 
 
-def append_code(base: BaseImage, layer: Layer, spec: JobSpec) -> Appended:
-    """Put the code on a base; a container of the image runs the job.
+def append_code(base: BaseImage, layer: Layer, command: Sequence[str]) -> Appended:
+    """Put the code on a base; a container of the image runs the command.
 
     A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
     that torch looks up is in a variable. ImageError: the base's config does not fit its manifest.
     """
-    command, args = container_argv(spec)
     variables = environment(base.config)
     paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
     variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
     variables |= {"HOME": HOME, "USER": IMAGE_USER}
     user = f"{IMAGE_UID}:{IMAGE_UID}"
-    run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command, *args]}
+    run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command]}
     return _append(base, [layer], variables, run, "k8sjob push")
 
 

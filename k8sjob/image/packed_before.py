@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import stat
 import sys
@@ -18,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.files import own_cache_folder, whole_file
+from k8sjob.files import cached_value, keep_value, own_cache_folder
 from k8sjob.image.layers import OPEN_FLAGS, CodeLayer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.secrets import Secret
-from k8sjob.rendering.dockerfile import runtime_files
+from k8sjob.rendering.image_files import runtime_files
 
 if TYPE_CHECKING:
     from k8sjob.image.build_context import Context, File
@@ -40,33 +39,29 @@ class PackedBefore:
     """
 
     def __init__(self, folder: Path, *, alone: bool) -> None:
-        self._path, self._begun, self._device = None, 0.0, -1
+        place = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()
+        self._name, self._begun, self._device = f"code-{place[:24]}.json", 0.0, -1
         with suppress(OSError):
             if cache := own_cache_folder():
                 os.utime(cache)  # the time now by the clock of its file system
                 self._begun, self._device = cache.stat().st_mtime, cache.stat().st_dev
-                place = hashlib.sha256(repr((str(folder.resolve()), alone)).encode()).hexdigest()
-                self._path = cache / f"code-{place[:24]}.json"
 
     def layer(self, context: Context) -> CodeLayer | None:
         """The layer without its bytes; None where it has to be packed."""
-        # There is no entry, or it is damaged; or a file cannot be read.
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            entry = json.loads(self._path.read_bytes()) if self._path else {}
-            if entry["states"] == _states(context) and all(map(_is_current, context.entries)):
-                content = FileContent(entry["digest"], entry["size"], io.BytesIO())
-                findings = (Secret(*finding) for finding in entry["findings"])
-                return CodeLayer(content, entry["diff_id"], tuple(findings))
+        with suppress(OSError):  # a file cannot be read
+            kept = cached_value(self._name, _states(context))
+            if kept and all(map(_is_current, context.entries)):
+                digest, size, diff_id, findings = kept
+                content = FileContent(digest, size, io.BytesIO())
+                return CodeLayer(content, diff_id, tuple(Secret(*finding) for finding in findings))
         return None
 
     def remember(self, context: Context, layer: CodeLayer) -> None:
         """Keep the digests of a layer that was packed of these files."""
-        if self._path and all(file.is_folder or self._is_settled(file) for file in context.entries):
-            entry = {"digest": layer.content.digest, "size": layer.content.size}
-            entry |= {"diff_id": layer.diff_id, "findings": layer.findings}
-            entry["states"] = _states(context)
-            with suppress(OSError), whole_file(self._path) as out:  # else the next push packs again
-                out.write(json.dumps(entry).encode())
+        if all(file.is_folder or self._is_settled(file) for file in context.entries):
+            content = layer.content
+            kept = [content.digest, content.size, layer.diff_id, layer.findings]
+            keep_value(self._name, _states(context), kept)
 
     def _is_settled(self, file: File) -> bool:
         margin = _RACY_SECONDS if file.state.st_dev == self._device else _FOREIGN_SECONDS

@@ -15,7 +15,8 @@ from k8sjob.checkout import commit_of
 from k8sjob.contract import counted
 from k8sjob.errors import ImageError
 from k8sjob.image.build_context import read_context, shown_size
-from k8sjob.image.dependencies import Dependencies, image_on_base
+from k8sjob.image.code_image import CodeImage
+from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.packed_before import PackedBefore
 from k8sjob.image.registry.credentials import Keyring
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import BaseImage, Manifest
     from k8sjob.image.registry.repository import Blob
     from k8sjob.image.secrets import Secret
-    from k8sjob.spec import Image, JobSpec
+    from k8sjob.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Pushed:
 
 
 def push(
-    spec: JobSpec,
+    job: JobSpec | CodeImage,
     folder: str | Path = ".",
     *,
     onto: str | None = None,
@@ -88,9 +89,9 @@ def push(
     Where the job installs something, the code is put on the image that `build` has made of that.
 
     Args:
-        spec: the job; its image has a base.
-        folder: what relative paths of the spec start from.
-        onto: the image to put the code on, instead of the spec's base: one with what the spec
+        job: the job, whose image has a base, or the part of it that is pushed.
+        folder: what its relative paths start from.
+        onto: the image to put the code on, instead of the job's base: one with what the job
             installs. What it has at /app and /opt/k8sjob is hidden.
         strict: refuse contents that look like credentials.
         dry_run: read, and write nothing.
@@ -107,7 +108,7 @@ def push(
         ImageError: the code cannot be packed, what it needs is not built, or a registry refuses, or
             cannot be reached. There is no new tag then.
     """
-    image = image_on_base(spec, "push")
+    image = job if isinstance(job, CodeImage) else CodeImage.of(job)
     dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     root = Path(folder) / image.context
     commit = start(lambda: commit_of(root))
@@ -125,7 +126,7 @@ def push(
         place: Repository | Layout = target
         if output:
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
-        below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
+        below = registries.repository(ImageReference.parse(onto or image.base), "pull")
         # The base is read while the code is packed.
         bases = start(lambda: _bases(below, target, image, dependencies))
 
@@ -145,11 +146,11 @@ def push(
         base, bare = bases.result()
         if output:
             base = replace(base, manifest=base.manifest.as_oci())
-        image_to_push = append_code(base, layer, spec)
+        image_to_push = append_code(base, layer, image.command)
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
         if earlier and not unchanged:  # its bytes are needed
             layer = pack()
-            image_to_push = append_code(base, layer, spec)
+            image_to_push = append_code(base, layer, image.command)
         tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
         blobs: tuple[Blob, ...] = ()
         if not unchanged:
@@ -192,7 +193,7 @@ def push(
 
 
 def _bases(
-    below: Repository, target: Repository, image: Image, dependencies: Dependencies
+    below: Repository, target: Repository, image: CodeImage, dependencies: Dependencies
 ) -> tuple[BaseImage, Manifest | None]:
     """Read the image that the code is added to; if that has dependencies, its base as well."""
     if not dependencies:

@@ -53,29 +53,35 @@ class SecretScanner:
 
     path: str
     _findings: set[Secret] = field(default_factory=set)
-    _before: bytes = b""
+    _data: bytes = b""
     _lines: int = 1
+    _continued: bool = False
 
     def feed(self, block: bytes) -> None:
-        """Look through the next block."""
-        data = self._before + block
-        self._scan(data, whole=False)
-        self._before = data[-_OVERLAP:]
-        # The overlap is scanned again, so its lines are not counted yet.
-        self._lines += data.count(b"\n", 0, len(data) - len(self._before))
+        """Take the next block, and look through the one before it."""
+        # Not this one: most files are of one block, which is then looked through once, as a whole.
+        if data := self._data:
+            self._scan(whole=False)
+            self._data = data[-_OVERLAP:]
+            # The overlap is scanned again, so its lines are not counted yet.
+            self._lines += data.count(b"\n", 0, len(data) - len(self._data))
+            self._continued = len(self._data) == _OVERLAP
+        self._data += block
 
     def finish(self) -> list[Secret]:
         """What the file has, after its last block."""
-        self._scan(self._before, whole=True)
+        self._scan(whole=True)
         return sorted(self._findings)
 
-    def _scan(self, data: bytes, *, whole: bool) -> None:
-        continued = len(self._before) == _OVERLAP
+    def _scan(self, *, whole: bool) -> None:
+        data = self._data
         for kind, match in _matches(data):
             # At an edge of the data it may be a part of a longer word, which is no token; the
             # overlap brings it again with what follows, and had it before with what precedes.
             cut = match.end() == len(data) and len(match[0]) < _OVERLAP and not whole
-            if not (cut or (continued and match.start() == 0) or _PLACEHOLDER.search(match[0])):
+            if not (
+                cut or (self._continued and match.start() == 0) or _PLACEHOLDER.search(match[0])
+            ):
                 line = self._lines + data.count(b"\n", 0, match.start())
                 self._findings.add(Secret(self.path, line, kind))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from k8sjob.errors import BackendError, JobNotFound, SpecError
 from k8sjob.jobs.existing_companion import offer
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.rendering import manifest
+from k8sjob.rendering.manifest import manifest
 from k8sjob.targets.jobs import PREFERRED, namesake, of_kind
 
 if TYPE_CHECKING:

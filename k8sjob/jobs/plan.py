@@ -10,7 +10,8 @@ from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
-from k8sjob.rendering import check_script, manifest, remarks
+from k8sjob.rendering.dockerfile import check_script
+from k8sjob.rendering.manifest import manifest, remarks
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of

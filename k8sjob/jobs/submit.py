@@ -23,8 +23,8 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import MANIFEST_DIGEST, is_ours, same_manifest
 from k8sjob.kube.openshift import AllowedIds
 from k8sjob.observe.status import job_status
-from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import ManifestDiff, difference
+from k8sjob.rendering.dockerfile import check_script
 from k8sjob.targets.jobs import has_ended, seconds_to_end
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ import os
 import posixpath
 import re
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.template import templates_dir
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets import MANIFEST_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ _OWN: Final = "\n".join(
         "# Files of the build itself",
         "Dockerfile",
         ".dockerignore",
-        *(target.file for target in TARGETS),
+        *MANIFEST_FILES,
         "",
     )
 )
@@ -44,23 +45,7 @@ class Ignore:
         Raises:
             ImageError: a pattern that docker would refuse.
         """
-        patterns: list[tuple[str, bool]] = []
-        for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-            pattern = line.strip()
-            if not pattern or line.startswith("#"):
-                continue
-            taken_back = pattern.startswith("!")
-            cleaned = posixpath.normpath(pattern.removeprefix("!").strip()).lstrip("/")
-            try:
-                patterns.append((re.compile(_regex(cleaned)).pattern, taken_back))
-            except re.error as error:
-                message = f"{pattern[:80]!r} is not a pattern: {error}; correct it"
-                raise ImageError(f".dockerignore:{number}: {message}") from None
-        # Adjacent patterns of the same kind are one expression: thousands of files are looked at.
-        self._groups = [
-            (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)
-            for taken_back, group in itertools.groupby(patterns, key=lambda pattern: pattern[1])
-        ]
+        self._groups = _groups(text)
 
     def __call__(self, path: str) -> bool:
         """Whether the file or folder is left out.
@@ -132,6 +117,28 @@ def own_patterns(path: Path) -> str | None:
     except UnicodeDecodeError:
         reason = "not UTF-8"
     raise ImageError(f"{path}: cannot be read: {reason}; repair it or remove it")
+
+
+@lru_cache(maxsize=8)
+def _groups(text: str) -> list[tuple[re.Pattern[str], bool]]:
+    """The patterns of a file as expressions, each with whether it takes back; see Ignore."""
+    patterns: list[tuple[str, bool]] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        pattern = line.strip()
+        if not pattern or line.startswith("#"):
+            continue
+        taken_back = pattern.startswith("!")
+        cleaned = posixpath.normpath(pattern.removeprefix("!").strip()).lstrip("/")
+        try:
+            patterns.append((re.compile(_regex(cleaned)).pattern, taken_back))
+        except re.error as error:
+            message = f"{pattern[:80]!r} is not a pattern: {error}; correct it"
+            raise ImageError(f".dockerignore:{number}: {message}") from None
+    # Adjacent patterns of the same kind are one expression: thousands of files are looked at.
+    return [
+        (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)
+        for taken_back, group in itertools.groupby(patterns, key=lambda pattern: pattern[1])
+    ]
 
 
 def _regex(pattern: str) -> str:

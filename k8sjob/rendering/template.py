@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob import yamldoc
 from k8sjob.errors import RenderError
 from k8sjob.files import own_cache_folder
 
@@ -118,12 +117,16 @@ def _only_written(value: Any) -> Any:
 
 def _scalar(value: Any) -> _Written:
     """A string, number, boolean or null, in YAML."""
-    return _Written(yamldoc.scalar(value))
+    from k8sjob.yamldoc.writing import scalar  # noqa: PLC0415 - a .dockerignore needs no YAML
+
+    return _Written(scalar(value))
 
 
 def _tree(value: Any, indent: int) -> _Written:
     """A mapping or list as a YAML block, every leaf by the same rules as a scalar."""
-    return _Written(textwrap.indent(yamldoc.dump(value), " " * indent).removesuffix("\n"))
+    from k8sjob.yamldoc.writing import dump  # noqa: PLC0415 - as above
+
+    return _Written(textwrap.indent(dump(value), " " * indent).removesuffix("\n"))
 
 
 def _note(value: str) -> _Written:

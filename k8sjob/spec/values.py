@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Strict, W
 
 from k8sjob.findings import field_path
 from k8sjob.kube.quantity import MAX, canonical, parse
+from k8sjob.references import REFERENCE, is_image_reference
 from k8sjob.spec.base import refuse, seen
 
 MAX_NAME: Final = 63
@@ -26,13 +27,6 @@ _DNS_1123 = re.compile(_LABEL)
 _SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _QUALIFIED = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]+)?"
-_PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
-_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_REPOSITORY = re.compile(_PATH)
-_REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
 def matching(
@@ -123,17 +117,6 @@ def _reference(value: str) -> str:
     return value
 
 
-def is_image_reference(text: str) -> bool:
-    """Whether the text names an image as registries do."""
-    match = _REFERENCE.fullmatch(text)
-    return match is not None and len(match[1]) <= 255
-
-
-def is_repository(reference: str) -> bool:
-    """Whether an image reference has neither a tag nor a digest."""
-    return bool(_REPOSITORY.fullmatch(reference))
-
-
 def _absolute(value: str) -> str:
     if not value.startswith("/"):
         refuse(f"{value!r} is not an absolute path", meant=[f"/{value.removeprefix('./')}"])
@@ -195,7 +178,7 @@ EnvName = Annotated[
     Strict(),
     matching(_ENV, "a variable's name: letters, digits and '_', not starting with a digit"),
 ]
-ImageName = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
+ImageName = Annotated[str, Strict(), AfterValidator(_reference), _of_form(REFERENCE)]
 AbsolutePath = Annotated[
     str,
     Strict(),

@@ -1,7 +1,7 @@
 """YAML documents: read with the place of every field, written so that every reader agrees."""
 
+from k8sjob.contract import JOB_FILE
 from k8sjob.yamldoc.reading import (
-    JOB_FILE,
     Document,
     WrittenFloat,
     content,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
+from k8sjob.contract import JOB_FILE
 from k8sjob.errors import SpecError
 from k8sjob.findings import FieldPath, invalid
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from k8sjob.findings import Finding
-
-JOB_FILE: Final = "job.yaml"
-"""The name of a job's file in its folder."""
 
 MAX_BYTES: Final = 2**20
 """Largest text that is taken for a document; an apiserver takes no larger object either."""

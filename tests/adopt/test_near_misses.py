@@ -7,7 +7,7 @@ import pytest
 from k8sjob.adopt import adopt
 from k8sjob.checks.lint import lint, lint_manifest
 from k8sjob.errors import SpecError
-from k8sjob.rendering import render
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import JobSpec
 
 NEAR = Path(__file__).parent / "near_misses"

@@ -10,7 +10,7 @@ from pytorchjobs import pytorchjob
 
 from k8sjob.adopt import adopt
 from k8sjob.errors import SpecError
-from k8sjob.rendering import manifest, render
+from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import dump

@@ -6,7 +6,8 @@ import sys
 import pytest
 import yaml
 
-from k8sjob.rendering import dockerfile, render
+from k8sjob.rendering.dockerfile import dockerfile
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import load
 
 BUILT = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"

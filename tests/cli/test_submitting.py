@@ -6,7 +6,7 @@ import pytest
 import yaml
 from clusters import status
 
-from k8sjob.rendering import manifest
+from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import load
 
 DIGEST = "team/tiny@sha256:" + "a" * 64

@@ -27,7 +27,7 @@ from needs import lacking
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
-from k8sjob.rendering import write_context
+from k8sjob.rendering.dockerfile import write_context
 from k8sjob.targets.jobs import job_of
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"

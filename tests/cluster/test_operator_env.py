@@ -6,7 +6,7 @@ import re
 import pytest
 
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.rendering import manifest, replica_env
+from k8sjob.rendering.manifest import manifest, replica_env
 from k8sjob.spec import JobSpec
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 

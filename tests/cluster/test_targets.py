@@ -19,7 +19,7 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
-from k8sjob.rendering import render
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import Elastic, Image, JobSpec, Resources, load
 from k8sjob.targets.jobs import TARGETS, by_name
 

@@ -14,7 +14,7 @@ from k8sjob.contract import Event
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import reporting_replica
-from k8sjob.rendering import render
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import Image, JobSpec, Resources, load
 from k8sjob.targets.jobs import job_of
 

@@ -13,7 +13,8 @@ from error_tables import kinds, literal, pattern, plain, rows
 
 from k8sjob.cli.find_job import Place, find
 from k8sjob.errors import K8sJobError
-from k8sjob.rendering import check_script, dockerfile, remarks, render, write_context
+from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context
+from k8sjob.rendering.manifest import remarks, render
 from k8sjob.spec import JobSpec, load
 from k8sjob.yamldoc import parse
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k8sjob.rendering import dockerfile, dockerignore, render
+from k8sjob.rendering.dockerfile import dockerfile
+from k8sjob.rendering.dockerignore import dockerignore
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import load
 from k8sjob.targets.jobs import TARGETS
 from k8sjob.targets.pytorchjob.operator import webhook_problems

@@ -10,7 +10,7 @@ from registries import job
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.registry.manifest import ImageReference
-from k8sjob.spec.image import required_names
+from k8sjob.requirements import required_names
 
 REAL = Path(__file__).parent / "requirements.yaml"
 BASE = "sha256:" + "1" * 64

@@ -67,15 +67,19 @@ def attempt(faulty, registry, base, pushed, code):
     """Pushes to a repository of its own while the registry does something wrong."""
 
     def call(fault, at=0, *, mounted=True, **options):
-        repository = f"faults/app-{next(NUMBERS)}"
+        number = next(NUMBERS)
+        repository = f"faults/app-{number}"
         # By another name the same registry is another one, and the base has to be copied.
         below = faulty.host if mounted else faulty.host.replace("127.0.0.1", "localhost")
         done = error = None
         faulty.arm(fault, at)
-        try:
-            done = pushed(f"{faulty.host}/{repository}", f"{below}/{base}", code, **options)
-        except ImageError as refused:
-            error = refused
+        with pytest.MonkeyPatch.context() as patch:
+            # With an empty cache each push has the same requests.
+            patch.setenv("XDG_CACHE_HOME", str(code.with_name(f"cache-{number}")))
+            try:
+                done = pushed(f"{faulty.host}/{repository}", f"{below}/{base}", code, **options)
+            except ImageError as refused:
+                error = refused
         requests = list(faulty.seen)
         faulty.arm(None)
         return Try(done, error, requests, tags_of(registry, repository))

@@ -8,11 +8,12 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image.build_context import read_context
+from k8sjob.image.code_image import CodeImage
 from k8sjob.image.layers import append_code, pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, BaseImage, ImageReference
-from k8sjob.rendering import dockerfile
+from k8sjob.rendering.dockerfile import dockerfile
 from k8sjob.spec import JobSpec
 
 OCI = "application/vnd.oci.image"
@@ -42,7 +43,8 @@ def base_of(below, /, **changes):
 def appended(code, build_spec):
     def call(below, /, **changes):
         with closing(pack_code(read_context(code))) as layer:
-            made = append_code(base_of(below, **changes), layer, build_spec)
+            command = CodeImage.of(build_spec).command
+            made = append_code(base_of(below, **changes), layer, command)
         return json.loads(made.manifest), json.loads(made.config)
 
     return call

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from strategies import FREE, fitted, job_specs, json_values
 
 from k8sjob.errors import RenderError, SpecError
-from k8sjob.rendering import container_argv, container_env, dockerfile, manifest, render
-from k8sjob.rendering.manifest import literal
+from k8sjob.rendering.dockerfile import dockerfile
+from k8sjob.rendering.manifest import container_argv, container_env, literal, manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS
 from k8sjob.targets.pytorchjob.operator import webhook_problems

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from k8sjob.errors import ImageError, K8sJobError, SpecError
-from k8sjob.rendering import check_script, dockerfile, dockerignore, render, write_context
+from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context
+from k8sjob.rendering.dockerignore import dockerignore
+from k8sjob.rendering.manifest import render
 
 
 @pytest.fixture

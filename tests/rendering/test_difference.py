@@ -3,8 +3,8 @@ import copy
 import pytest
 
 from k8sjob.kube.objects import MANIFEST_DIGEST
-from k8sjob.rendering import manifest
 from k8sjob.rendering.diff import difference
+from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import job_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from k8sjob.errors import RenderError
-from k8sjob.rendering import dockerfile
+from k8sjob.rendering.dockerfile import dockerfile
 
 
 def lines(text):

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from k8sjob.errors import ImageError
-from k8sjob.rendering import dockerignore
-from k8sjob.rendering.dockerignore import Ignore, own_patterns, private_patterns
+from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
 
 
 @pytest.mark.parametrize(

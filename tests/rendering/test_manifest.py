@@ -9,8 +9,7 @@ from k8sjob.adopt import adopt
 from k8sjob.contract import RuntimeConfig
 from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, NOTIFY
 from k8sjob.provenance import Provenance
-from k8sjob.rendering import container_argv, container_env, manifest, render
-from k8sjob.rendering.manifest import literal
+from k8sjob.rendering.manifest import container_argv, container_env, literal, manifest, render
 from k8sjob.targets.pytorchjob.target import backoff_limit
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.rendering import manifest, replica_env
+from k8sjob.rendering.manifest import manifest, replica_env
 from k8sjob.targets.pytorchjob.operator import operator_env, webhook_problems
 
 PROGRAM = Path(__file__).parent / "operator/main.go"

@@ -9,7 +9,7 @@ from k8sjob import SpecError
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.findings import MAX_FINDINGS
 from k8sjob.kube.objects import at_path
-from k8sjob.rendering import manifest, render
+from k8sjob.rendering.manifest import manifest, render
 from k8sjob.rendering.merge import merge
 from k8sjob.spec.values import TargetName
 from k8sjob.targets.jobs import TARGETS

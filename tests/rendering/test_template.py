@@ -9,7 +9,8 @@ import jinja2
 import pytest
 
 from k8sjob.errors import RenderError
-from k8sjob.rendering import template, templates_dir
+from k8sjob.rendering import template
+from k8sjob.rendering.template import templates_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "manifests/own-script/job.yaml"
@@ -65,7 +66,8 @@ def test_a_wheel_brings_its_templates(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     script = (
-        "from k8sjob.rendering import render, templates_dir; from k8sjob.spec import load;"
+        "from k8sjob.rendering.manifest import render;"
+        "from k8sjob.rendering.template import templates_dir; from k8sjob.spec import load;"
         "import sys; print(templates_dir()); sys.stdout.write(render(load(sys.argv[1])))"
     )
     done = subprocess.run(

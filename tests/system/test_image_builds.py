@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from k8sjob.contract import AGENT, CHECKPOINT_DIR_ENV, TERMINATION_LOG_ENV, Event
-from k8sjob.rendering import container_env, replica_env, write_context
+from k8sjob.rendering.dockerfile import write_context
+from k8sjob.rendering.manifest import container_env, replica_env
 from k8sjob.spec import load
 
 pytestmark = pytest.mark.system

@@ -15,8 +15,8 @@ from k8sjob.jobs.plan import plan_run, plan_submission
 from k8sjob.jobs.submit import compare, for_namespace, submit_plan
 from k8sjob.kube.objects import at_path
 from k8sjob.observe.diagnose import Cause, diagnose
-from k8sjob.rendering import manifest, render
 from k8sjob.rendering.diff import difference
+from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
 from k8sjob.targets.jobs import job_of, references

@@ -15,7 +15,7 @@ from k8sjob.kube.objects import Object
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import select
 from k8sjob.observe.status import job_status, processes, reporting_replica
-from k8sjob.rendering import container_env, manifest, remarks, render, replica_env
+from k8sjob.rendering.manifest import container_env, manifest, remarks, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located

@@ -20,7 +20,7 @@ from k8sjob.kube.api_resources import Controller, ResourcePath
 from k8sjob.kube.objects import Object, moment
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.status import job_status
-from k8sjob.rendering import render
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.api import Job, JobState, Pods, RoleReplicas, Target
 from k8sjob.targets.field_types import ABOUT, POD_TEMPLATE, type_problems

@@ -8,8 +8,8 @@ from k8sjob.errors import SpecError
 from k8sjob.findings import field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.observe.diagnose import Cause, diagnose
-from k8sjob.rendering import manifest, render
 from k8sjob.rendering.diff import difference
+from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import environment
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
+from k8sjob.requirements import required_names, requirements_text
 from k8sjob.spec import Image
-from k8sjob.spec.image import required_names, requirements_text
 
 if TYPE_CHECKING:
     from pathlib import Path

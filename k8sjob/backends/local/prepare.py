@@ -39,8 +39,7 @@ from k8sjob.contract import (
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, containers, training
-from k8sjob.rendering import dockerignore
-from k8sjob.rendering.dockerignore import Ignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns
 from k8sjob.rendering.merge import merge
 from k8sjob.temporary import temporary_folder
 

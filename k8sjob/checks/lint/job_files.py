@@ -55,7 +55,7 @@ class JobFile:
 @RULES.error
 def _script_missing(job: JobFile) -> Iterator[Finding]:
     """An image that is built from the context contains only what is in the context."""
-    from k8sjob.rendering import check_script  # noqa: PLC0415 - with pydantic
+    from k8sjob.rendering.dockerfile import check_script  # noqa: PLC0415 - with pydantic
 
     module = job.spec.run.module or ""
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.spec.values import is_image_reference
+from k8sjob.references import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,10 +13,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from k8sjob.errors import ImageError
+from k8sjob.files import cached_value, keep_value
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
@@ -111,6 +112,15 @@ class Repository:
         )
 
     def _read(self, version: str) -> Manifest | Index:
+        def receive() -> list[str]:
+            return self._received(version)
+
+        # A tag may name another image the next time.
+        text, media_type = _kept(self, version, receive) if ":" in version else receive()
+        return manifest.read(text.encode("latin-1"), media_type, str(self.reference))
+
+    def _received(self, version: str) -> list[str]:
+        """A manifest, whose bytes are characters here, and the media type in its header."""
         answer = self.client.request(
             "GET",
             f"{self._manifests}/{version}",
@@ -127,9 +137,7 @@ class Repository:
                     f"{self.reference}: what was received as {version} has the digest {digest}: the"
                     " registry, or a proxy in between, is broken; try again"
                 )
-        return manifest.read(
-            answer.body, answer.headers.get("Content-Type", ""), str(self.reference)
-        )
+        return [answer.body.decode("latin-1"), answer.headers.get("Content-Type", "")]
 
     def blob(self, descriptor: Descriptor) -> bytes:
         """A small blob, whole; ImageError where it cannot be read, or is not what it should be."""
@@ -278,8 +286,12 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     Raises:
         ImageError: there is none, or none for the platform.
     """
-    image = repository.image(platform)
-    config = read_object(repository.blob(image.config), str(repository.reference))
+    image, name = repository.image(platform), str(repository.reference)
+
+    def read_config() -> dict[str, Any]:
+        return read_object(repository.blob(image.config), name)
+
+    config = _kept(repository, image.config.digest, read_config)
     base = BaseImage(repository.reference, image, config)
     # An image without an index is of one platform, whatever is asked for.
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
@@ -288,6 +300,17 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
             " another base, or change it"
         )
     return base
+
+
+def _kept(repository: Repository, digest: str, read: Callable[[], Any]) -> Any:
+    """What a digest names in a repository, of the cache; the first time it is read, and kept."""
+    key = f"{repository.reference.registry}/{repository.reference.repository}@{digest}"
+    name = f"image-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+    value = cached_value(name, key)
+    if value is None:
+        value = read()
+        keep_value(name, key, value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from k8sjob.checks.doctor.cluster import (
 from k8sjob.checks.doctor.controller import crd, dry_run, init_image, init_wait, operator, webhook
 from k8sjob.findings import Severity
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.rendering import manifest
+from k8sjob.rendering.manifest import manifest
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import by_name
 

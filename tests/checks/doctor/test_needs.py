@@ -11,7 +11,7 @@ from k8sjob.findings import Severity
 from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.openshift import AllowedIds
-from k8sjob.rendering import manifest, render
+from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import job_of, references
 from k8sjob.yamldoc import parse

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import examples, job_specs
 
 from k8sjob.checks.lint import lint, lint_manifest, manifest_pods
-from k8sjob.rendering import render
+from k8sjob.rendering.manifest import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import DEFAULT, TARGETS
 from k8sjob.targets.manifest_facts import ManifestJob

@@ -1,0 +1,163 @@
+"""The part of a job that an image is made of, and what is remembered of it.
+
+To read a job.yaml takes most of the time of a small push, for all that it loads: pydantic, YAML and
+the kinds of jobs. A file with the same bytes says the same to the same k8sjob.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import JOB_FILE, WORKDIR
+from k8sjob.errors import ImageError
+from k8sjob.files import cached_value, keep_value
+from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns
+from k8sjob.rendering.image_files import OWN_IGNORE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k8sjob.spec import Image, JobSpec
+    from k8sjob.spec.changes import Change
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+
+
+def image_on_base(spec: JobSpec, verb: str) -> Image:
+    """The image part of a spec; ImageError, with this verb, where it has no base."""
+    image = spec.image
+    if isinstance(image, str) or image.base is None:
+        raise ImageError(
+            f"image: {spec.image_reference!r} is used as it is, so there is nothing to {verb};"
+            " write `image: {repository: ..., base: ...}` to have one built from your code"
+        )
+    return image
+
+
+@dataclass(frozen=True, slots=True)
+class CodeImage:
+    """An image with a job's code.
+
+    Attributes:
+        command: what its containers run.
+        script: the program in the context; None: the job starts something else.
+        uses_agent, remarks: see JobSpec; only remarks on the image.
+        others: fields of the spec's image.
+    """
+
+    repository: str
+    base: str
+    platform: str | None
+    context: str
+    apt: tuple[str, ...]
+    pip: tuple[str, ...]
+    requirements: str | None
+    index_url: str | None
+    command: tuple[str, ...]
+    script: str | None
+    uses_agent: bool
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> CodeImage:
+        """The image of a job; ImageError where it has no base."""
+        from k8sjob.rendering.manifest import container_argv  # noqa: PLC0415 - see the module
+
+        image, (command, args), script = (
+            image_on_base(spec, "push"),
+            container_argv(spec),
+            spec.run.script,
+        )
+        return cls(
+            repository=image.repository,
+            base=image.base or "",
+            platform=image.platform,
+            context=image.context,
+            apt=image.apt,
+            pip=image.pip,
+            requirements=image.requirements,
+            index_url=image.index_url,
+            command=(*command, *args),
+            script=script and script.removeprefix(f"{WORKDIR}/"),
+            uses_agent=spec.uses_agent,
+            remarks=tuple(remark for remark in spec.remarks if remark.startswith("image.")),
+        )
+
+    @classmethod
+    def remembered(cls, source: Source) -> CodeImage | None:
+        """The image that was kept for a job.yaml; None: the file has to be read.
+
+        It is made of what lies in the file's folder, and the script is still there.
+
+        Raises:
+            ImageError: the .dockerignore cannot be read.
+        """
+        fields = cached_value(source.name, source.inputs)
+        if fields is None:
+            return None
+        tuples: dict[str, Any] = {
+            name: tuple(value) for name, value in fields.items() if isinstance(value, list)
+        }
+        image = cls(**{**fields, **tuples})
+        return image if image.lies_in(source.folder) else None
+
+    def remember(self, source: Source) -> None:
+        """Keep the image for a job.yaml."""
+        keep_value(source.name, source.inputs, asdict(self))
+
+    def lies_in(self, folder: Path) -> bool:
+        """Whether no path leads out of the folder, as in spec.load, and it has the script."""
+        context = folder / self.context
+        for base, name in ((folder, self.context), (context, self.requirements or ".")):
+            if not Path(os.path.realpath(base / name)).is_relative_to(os.path.realpath(base)):
+                return False
+        if self.script is None:
+            return True
+        patterns = own_patterns(context / OWN_IGNORE)
+        ignored = Ignore(dockerignore() if patterns is None else patterns)
+        return (context / self.script).is_file() and not ignored(self.script)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A job.yaml with changes, as it was at a moment.
+
+    Attributes:
+        folder: that its relative paths start from.
+        name: under which its image is kept.
+        inputs: a digest of all that the image follows from.
+    """
+
+    folder: Path
+    name: str
+    inputs: str
+
+    @classmethod
+    def of(cls, path: Path, changes: Sequence[Change]) -> Source | None:
+        """The source of a file, or of the job.yaml in a folder; None where it is none."""
+        file = path / JOB_FILE if path.is_dir() else path
+        if file.suffix not in {".yaml", ".yml"}:  # a script's job follows from the working folder
+            return None
+        try:
+            inputs = (file.read_bytes(), sys.version, *_package_states(_PACKAGE))
+        except OSError:
+            return None
+        place = (os.path.realpath(file), repr(changes))
+        digests = [hashlib.sha256(repr(part).encode()).hexdigest() for part in (place, inputs)]
+        return cls(file.parent, f"job-{digests[0][:24]}.json", digests[1])
+
+
+def _package_states(folder: str | Path) -> Iterator[tuple[str, int, int]]:
+    """The states of k8sjob's own modules: another k8sjob may read a job.yaml otherwise."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.endswith((".py", ".tsv", ".toml")):
+                state = entry.stat()
+                yield entry.path, state.st_size, state.st_mtime_ns
+            elif entry.name not in {"__pycache__", "runtime", "ui"} and entry.is_dir():
+                yield from _package_states(entry.path)
