@@ -97,7 +97,7 @@ _NCCL: Final = re.compile(
 _LAST_ERROR: Final = "Last error:"
 _WATCHDOG: Final = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout")
 _LOG_PREFIXES: Final = (
-    r"^(?:\[\w+\]:\s*)?(?:\S+:\d+:\d+ \[\d+\] )?(?:\S+\.\w+:\d+ )?NCCL WARN ",
+    r"^(?:\[\w+\]:\s*)?(?:\[[\d: -]+\] )?(?:\S+:\d+:\d+ )?(?:\[\d+\] )?(?:\S+:\d+ )?NCCL WARN ",
     r"^(?:\[\w+\]:\s*)?(?:[\w.]+Error: )?",
 )
 
@@ -263,7 +263,7 @@ def _broke(text: str) -> bool:
 def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     """The explanation of a container's end by its output; None if nothing in it is known."""
     if not output.error:
-        return explain_lines(output.context, local=local) or _nccl_error(output.context)
+        return explain_lines(output.context, local=local) or _nccl_error(output, output.context)
     causes = [(cause,) for cause in output.causes]
     if output.reported:
         errors = (output.error, *causes)
@@ -276,17 +276,20 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     if not any(_UNSPECIFIC.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
-    return explain_lines(lines, local=local) or _nccl_error(lines)
+    return explain_lines(lines, local=local) or _nccl_error(output, lines)
 
 
 def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The problem between ranks that lines tell, the most telling rule first; None for none."""
-    return explain_by([rule for rule in RULES if not rule.exception_only], lines, local=local)
+    rules = [rule for rule in RULES if not rule.exception_only]
+    return explain_by(rules, lines, local=local, raised=False)
 
 
-def explain_by(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
-    """The explanation of the first rule that fits a line; the first one may be an exception's."""
-    kind = match[1] if lines and (match := _KIND.match(lines[0])) else ""
+def explain_by(
+    rules: Iterable[Rule], lines: Sequence[str], *, local: bool, raised: bool = True
+) -> Explanation | None:
+    """The explanation of the first rule that fits a line; `raised`: the first is an exception's."""
+    kind = match[1] if raised and lines and (match := _KIND.match(lines[0])) else ""
     for rule in rules:
         if kind and rule.types and not re.fullmatch(rule.types, kind):
             continue
@@ -298,20 +301,22 @@ def explain_by(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> E
     return None
 
 
-def _nccl_error(lines: Sequence[str]) -> Explanation | None:
+def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
     """An NCCL error that no rule knows, with what NCCL itself calls the last error."""
+    if output.lost_a_peer:
+        return None
     # A warning is followed by the line of code that gave it.
     errors = (line for line in lines if "Warning: " not in line and not line[:1].isspace())
     error = next(filter(None, map(_NCCL.search, errors)), None)
-    if error is None:
-        return None
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
-    detail = f": {_plain(lines[after])}" if after < len(lines) else ""
-    return Explanation(
-        Cause.NCCL,
-        f"NCCL failed: {error[1]}{detail}",
-        "set NCCL_DEBUG=WARN in run.env to see NCCL's reason",
-    )
+    # NCCL warns of nothing but what failed; where a script goes on after that, it got over it.
+    warnings = [line for line in library_lines(output.context) if "NCCL WARN " in line]
+    detail = _plain([*lines[after:], *warnings][0]) if lines[after:] or warnings else ""
+    if error is None and not warnings:
+        return None
+    what = ": ".join(filter(None, (error[1] if error else "", detail)))
+    step = "INFO in run.env shows what it did before" if detail else "WARN in run.env shows why"
+    return Explanation(Cause.NCCL, f"NCCL failed: {what}", f"NCCL_DEBUG: {step}")
 
 
 def timed_out_ranks(lines: Iterable[str]) -> set[int]:
