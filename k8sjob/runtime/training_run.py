@@ -284,9 +284,14 @@ class Run:
         if shard.closes:
             if self._weights[0] is not None:
                 mesh, own_weight = self._strategy.mesh, sum(filter(None, self._weights))
+                # Filled in there: a tensor that is copied to the GPU would wait for it.
+                device, kind = self._context.device, torch.float64
+                weight_of_all = self._context.group.all_reduce(
+                    torch.full((), own_weight, dtype=kind, device=device)
+                )
                 # Every rank of a copy of the model has the same weight, which is to count once.
-                total = self._context.group.sums([own_weight])[0] / mesh.model_size
-                scale_gradients(self.optimizer, mesh.data_size / total if total else 0.0)
+                factor = mesh.data_size * mesh.model_size / weight_of_all
+                scale_gradients(self.optimizer, factor.where(weight_of_all > 0, 0.0))
             self._weights.clear()
             # The norm costs a pass over all gradients, so it is taken only where it is used.
             norm = None

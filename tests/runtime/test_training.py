@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from k8sjob import runtime
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
 from k8sjob.runtime import progress, recipes, stream
 from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.strategies import tensor_parallel
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
 
@@ -653,3 +657,50 @@ def test_one_session_at_a_time():
         inner = runtime.session()
         with pytest.raises(RuntimeError, match="a process group already exists"):
             inner.__enter__()
+
+
+class Reads(TorchDispatchMode):
+    """Counts what makes a host wait for its GPU: a tensor's number that it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "mesh"])
+def test_no_step_between_two_reports_waits_for_the_device(kind, weighted, settings):
+    settings(strategy=kind, options={"clip_norm": 1.0})
+    reads = {True: [], False: []}
+    with runtime.session() as job:
+        run = job.prepare(nn.Linear(4, 2), loss=functional.cross_entropy, optimizer=SGD)
+        for _ in run.epochs(1):
+            for inputs, labels in run.batches(data(400), batch_size=4):
+                due = run._progress.due
+                with Reads() as mode:
+                    run.step(inputs, labels, weight=4.0 if weighted else None)
+                reads[due].append(mode.count)
+    assert set(reads[False]) == {0}
+    assert all(reads[True])
+
+
+def test_a_step_of_mesh_takes_divided_parameters_apart_from_plain_ones():
+    values = [torch.arange(4.0), torch.ones(4)]
+    expected = [nn.Parameter(value.clone()) for value in values]
+    with runtime.session():
+        ranks = init_device_mesh("cpu", (1,))
+        divided = distribute_tensor(values[0].clone(), ranks, [Shard(0)])
+        mixed = [nn.Parameter(divided), nn.Parameter(values[1].clone())]
+        both = [torch.optim.AdamW(each, lr=0.1, fused=True) for each in (expected, mixed)]
+        tensor_parallel._step_by_kind(both[1])
+        for optimizer in both * 2:
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = parameter.detach() + 1
+            optimizer.step()
+        assert torch.equal(mixed[0].full_tensor(), expected[0])
+        assert torch.equal(mixed[1], expected[1])
+    assert [len(group["params"]) for group in both[1].param_groups] == [2]

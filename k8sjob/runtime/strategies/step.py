@@ -194,12 +194,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def scale_gradients(optimizer: Optimizer, factor: float) -> None:
+def scale_gradients(optimizer: Optimizer, factor: Tensor) -> None:
     """Multiply all gradients, which are synchronised already, by a number."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                local(parameter.grad).mul_(factor)
+                gradient = local(parameter.grad)
+                gradient.mul_(factor.to(gradient.device))
 
 
 def clip_gradients(

@@ -18,7 +18,6 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.strategies import layout, sync_batchnorm
@@ -79,10 +78,6 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         with implicit_replication(), _explained():
             return _whole(forward(model, inputs, bf16=bf16))
 
-    def restore(optimizer: Optimizer, state: dict[str, Any]) -> None:
-        model_state.restore(model, optimizer, state)
-        _one_by_one(optimizer)
-
     return assemble(
         model,
         mesh,
@@ -90,8 +85,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
         forward=evaluated,
         clip=partial(clip_gradients, ranks=mesh.process_group("model")),
         sharded=bool(divided) and ranks is not None,
-        restore=restore,
-        ready=_one_by_one,
+        ready=_step_by_kind,
     )
 
 
@@ -183,11 +177,27 @@ def _whole(output: Any) -> Any:
     return pytree.tree_map_only(DTensor, DTensor.full_tensor, output)
 
 
-def _one_by_one(optimizer: Optimizer) -> None:
-    """An optimizer's step over lists of tensors takes no mixture of plain and distributed ones."""
-    # After a checkpoint is restored, too: its groups bring back foreach and fused.
-    for group in optimizer.param_groups:
-        group |= {name: False for name in ("foreach", "fused") if name in group}
+def _step_by_kind(optimizer: Optimizer) -> None:
+    """Let each step take divided parameters apart from plain ones: no list may mix the two."""
+    # Other optimizers may keep numbers in their groups, which the parts of one would not share.
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return
+    whole: list[dict[str, Any]] = []
+
+    def divide(*_: Any) -> None:
+        whole[:] = optimizer.param_groups
+        parts = []
+        for group in whole:
+            for kind in (True, False):
+                members = [item for item in group["params"] if isinstance(item, DTensor) is kind]
+                parts += [{**group, "params": members}] if members else []
+        optimizer.param_groups = parts
+
+    def join(*_: Any) -> None:
+        optimizer.param_groups = [*whole]
+
+    optimizer.register_step_pre_hook(divide)
+    optimizer.register_step_post_hook(join)
 
 
 _MIXED = (
