@@ -2,6 +2,7 @@
 
     python bench/fit.py [MODEL...]        # two ranks on CPUs, ddp and fsdp
     python bench/fit.py gpu [MODEL...]    # one rank on a GPU
+    python bench/fit.py estimates         # for bench/gpu.py, where k8sjob is not installed
 
 As a program (`python bench/fit.py rank MODEL...`) it is one rank that trains models in turn and
 counts what torch's allocator gives; `one MODEL` is the script that `fit` runs.
@@ -10,6 +11,7 @@ counts what torch's allocator gives; `one MODEL` is the script that `fit` runs.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import sys
 from functools import partial
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve()
 BATCH, STEPS, RANKS = 8, 3, 2
 STRATEGIES = ("ddp", "fsdp")
-GPU_BATCH = 64  # of the one rank on a GPU
+GPU_BATCH = 512  # of the one rank on a GPU: with less, the workspace of cuBLAS is much of the peak
+ESTIMATES = HERE.with_name("fit-estimates.json")
 
 
 def models() -> dict[str, tuple[Any, Any, Any]]:
     """Model -> what makes it, the shape of a sample (or a number of tokens), the optimizer."""
     import torch
-    import torchvision
     from torch import nn
 
-    vision, optim = torchvision.models, torch.optim
+    optim = torch.optim
     image = (3, 64, 64)
 
     def lm(kind: str) -> nn.Module:
@@ -78,7 +80,6 @@ def models() -> dict[str, tuple[Any, Any, Any]]:
                   for a, b in ((1, 64), (64, 128), (128, 256), (256, 512))]  # fmt: skip
         return nn.Sequential(*chain.from_iterable(layers), nn.AdaptiveAvgPool1d(1), nn.Flatten())
 
-    sgd = optim.SGD, {"momentum": 0.9}
     return {
         "mlp": (partial(sequential, 512, 2048, 2048, 512), (512,), (optim.Adam, {})),
         "deep-mlp": (partial(sequential, *[512] * 24), (512,), (optim.AdamW, {})),
@@ -88,11 +89,19 @@ def models() -> dict[str, tuple[Any, Any, Any]]:
         "gru": (partial(lm, "gru"), 32, (optim.SGD, {})),
         "transformer": (partial(Transformer, 5000, 256, 6), 64, (optim.AdamW, {})),
         "wide-transformer": (partial(Transformer, 2000, 512, 4), 32, (optim.AdamW, {})),
-        "vit": (
-            partial(vision.VisionTransformer, 64, 8, 6, 4, 256, 1024),
-            image,
-            (optim.AdamW, {}),
-        ),
+        **({} if importlib.util.find_spec("torchvision") is None else vision_models()),
+    }
+
+
+def vision_models() -> dict[str, tuple[Any, Any, Any]]:
+    """The same of torchvision's models."""
+    from torch import optim
+    from torchvision import models as vision
+
+    sgd, image = (optim.SGD, {"momentum": 0.9}), (3, 64, 64)
+    vit = partial(vision.VisionTransformer, 64, 8, 6, 4, 256, 1024)
+    return {
+        "vit": (vit, image, (optim.AdamW, {})),
         **{
             name: (partial(getattr(vision, name), num_classes=100), image, optimizer)
             for name, optimizer in {
@@ -188,11 +197,30 @@ def on_gpu(job: Any, name: str) -> int:
     return most
 
 
-def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
+def estimated(name: str, world: int, batch: int) -> list[dict[str, Any]]:
+    """What `fit` says of a model, a row for each strategy."""
     from k8sjob.fitting.estimate import fit
     from k8sjob.spec import JobSpec
 
+    spec = {"name": "fit", "image": "none", "run": {"script": HERE.name, "args": ["one", name]}}
+    spec["replicas"] = {"workers": 0, "nproc_per_node": world}
+    rows: list[dict[str, Any]] = fit(
+        JobSpec.model_validate(spec), batch_sizes=[batch], folder=HERE.parent
+    )["rows"]
+    return rows
+
+
+def estimates(names: Iterable[str]) -> dict[str, float]:
+    """Model -> bytes that `fit` estimates for the one rank on a GPU."""
+    rows = {name: estimated(name, 1, GPU_BATCH) for name in names}
+    return {
+        name: next(row["peak"] for row in found if row["strategy"] == "ddp")
+        for name, found in rows.items()
+    }
+
+
+def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
     kinds = STRATEGIES[:world]  # one rank has nothing to divide
     table: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in kinds}
     real = {}
@@ -201,10 +229,7 @@ def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dic
         each = ranks.results(HERE, "rank", *names, world=world, K8SJOB_CONFIG=config)
         real[kind] = {name: max(one[name] for one in each) for name in names}
     for name in names:
-        spec = {"name": "fit", "image": "none", "run": {"script": HERE.name, "args": ["one", name]}}
-        spec["replicas"] = {"workers": 0, "nproc_per_node": world}
-        estimate = fit(JobSpec.model_validate(spec), batch_sizes=[batch], folder=HERE.parent)
-        for row in (row for row in estimate["rows"] if row["strategy"] in kinds):
+        for row in (row for row in estimated(name, world, batch) if row["strategy"] in kinds):
             kind, peak = row["strategy"], real[row["strategy"]][name]
             table[kind][name] = {
                 **row["parts"],
@@ -225,6 +250,9 @@ def main() -> None:
 
         with runtime.session() as job:
             train(job, names[0], BATCH)
+    elif role == "estimates":
+        ESTIMATES.write_text(json.dumps(estimates(names or models()), indent=2) + "\n")
+        print(f"written: {ESTIMATES}")
     else:
         gpu = role == "gpu"
         asked = (names if gpu else sys.argv[1:]) or list(models())

@@ -10,9 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["outputs", "results"]
+__all__ = ["ended", "outputs", "results"]
 
 
 def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
@@ -22,11 +23,25 @@ def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
         program: a script.
         args: its arguments.
         world: how many ranks.
-        env: more of their environment.
+        env: more of their environment; LOCAL_WORLD_SIZE: how many of them are on one node.
 
     Raises:
         SystemExit: one of them failed.
     """
+    ends = _ends(program, args, world, env, errors=None)
+    if any(code for code, _ in ends):
+        raise SystemExit(f"{program} {' '.join(args)} ended with {[code for code, _ in ends]}")
+    return [printed for _, printed in ends]
+
+
+def ended(program: Path, *args: str, world: int, **env: str) -> list[tuple[int, str]]:
+    """As outputs(), but the ranks may fail: exit codes, as a shell's, and all that each wrote."""
+    return _ends(program, args, world, env, errors=subprocess.STDOUT)
+
+
+def _ends(
+    program: Path, args: Sequence[str], world: int, env: Mapping[str, str], *, errors: int | None
+) -> list[tuple[int, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -41,20 +56,22 @@ def outputs(program: Path, *args: str, world: int, **env: str) -> list[str]:
         "KINETO_LOG_LEVEL": "99",  # the profiler reports a missing GPU as an error
         **env,
     }
-    argv = [sys.executable, str(program), *args]
+    argv, of_node = [sys.executable, str(program), *args], int(shared["LOCAL_WORLD_SIZE"])
     ranks = [
         subprocess.Popen(
             argv,
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % of_node)},
             stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
         )
         for rank in range(world)
     ]
     printed = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"{' '.join(argv[1:])} ended with {[rank.returncode for rank in ranks]}")
-    return printed
+    codes = [rank.returncode for rank in ranks]
+    return [
+        (code if code >= 0 else 128 - code, text) for code, text in zip(codes, printed, strict=True)
+    ]
 
 
 def results(program: Path, *args: str, world: int, **env: str) -> list[dict[str, Any]]:
