@@ -138,10 +138,10 @@ def gradients(model):
     model(inputs).square().mean().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
-for as_one, graphs in {True: 1, False: 2}.items():
+for as_one, graphs in {True: 1, False: 10}.items():
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model = nn.Sequential(*(nn.Linear(width, width + 2) for width in range(4, 24, 2)))
     plain = gradients(model)
     settings = {"blocks": [], "checkpoint_activations": True, "compile": True}
     prepare_layers(model, settings, as_one=as_one)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.strategies.step import Options
 
+_GRAPHS: Final = 8
+"""Compiled graphs of a layer at most, as torch has it for a function."""
 _SHOWN: Final = 40
 """Names in a message: a recommender has some dozens of tables."""
 
@@ -83,9 +85,15 @@ def prepare_layers(model: nn.Module, options: Options, *, as_one: bool = False) 
             # On the instance: hooks stay outside of it, and no wrapper gets between the names.
             layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     if options.get("compile"):
+        from torch._dynamo import config  # takes seconds
+
         # Where blocks have hooks at their borders, as under fsdp and mesh, each is a graph of its
         # own.
-        for layer in [model] if as_one or not blocks else blocks:
+        layers = [model] if as_one or not blocks else blocks
+        # Layers of one class share its code, which torch compiles for so many shapes and modes at
+        # most: the layers behind those would run as they are.
+        config.cache_size_limit = max(config.cache_size_limit, _GRAPHS * len(layers))
+        for layer in layers:
             layer.forward = _Compiled(layer.forward)
     return blocks
 
