@@ -144,7 +144,8 @@ class Job:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 argv = (path / "cmdline").read_bytes().split(b"\0")
-                if module.encode() in argv and self._owns(path):
+                forks = (path / "comm").read_text() == "k8sjob-fork\n"
+                if module.encode() in argv and self._owns(path) and not forks:
                     found.append(int(path.name))
         return sorted(found)
 

@@ -220,7 +220,8 @@ class Stage:
             "import os, pathlib\n"
             "for f in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
             "    pid = int(f.parent.name)\n"
-            "    if pid != os.getpid() and b'k8sjob.runtime.agent.rank_main' in f.read_bytes():\n"
+            "    forks = 'fork' in f.with_name('comm').read_text()\n"
+            "    if pid != os.getpid() and not forks and b'agent.rank_main' in f.read_bytes():\n"
             f"        os.kill(pid, {number})"
         )
         return lambda: self.bed.kubectl("exec", self.pod(replica), "--", "python3", "-c", code)

@@ -26,6 +26,7 @@ BY_NAME = {
         f"k8sjob.runtime.{strategies._HOME.get(kind, (f'strategies.{kind}',))[0]}"
         for kind in STRATEGIES
     },
+    "k8sjob.runtime.agent.fork_server": set(),  # what a script imports
     "k8sjob.backends.record_storage": set(),  # optional: s3fs, gcsfs, adlfs
     "k8sjob.runtime.sessions": set(),  # optional: triton before TensorFlow
     "k8sjob.runtime.tracking": set(),  # optional: mlflow, wandb, trackio, tensorboard

@@ -22,9 +22,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__, counted
 from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
+from k8sjob.runtime.agent.fork_server import ForkServer
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
-from k8sjob.runtime.agent.worker_group import adopt_orphans, single_program, training_program
+from k8sjob.runtime.agent.worker_group import (
+    adopt_orphans,
+    shared_environ,
+    single_program,
+    training_program,
+)
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.env import (
     ElasticEnv,
@@ -115,13 +121,19 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         _check_torch(torch)
         if time.time() < 0:
             raise EnvError("the clock is before 1970, where gloo waits for ever; set it")
+        environ = shared_environ(_with_keras(_with_threads(environ, node), settings), lifeline)
+        # It imports torch while the Master's name, or a rendezvous, is awaited. A single process
+        # would only take 90 MB more.
+        forks = None
+        if node.world_size > 1:
+            forks = stack.enter_context(ForkServer(argv, environ, node.processes))
         await_master(node, settings.rendezvous_timeout, inbox)
         program = partial(
             training_program,
             argv,
-            environ=_with_keras(_with_threads(environ, node), settings),
+            environ=environ,
             local_rank_arg=settings.local_rank_arg,
-            lifeline=lifeline,
+            forks=forks,
         )
         if shape is not None:
             run = partial(_run_elastic, shape, program, settings, inbox)

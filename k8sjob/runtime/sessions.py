@@ -23,6 +23,7 @@ from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
 from k8sjob.runtime.base.event_lines import Reporter
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator
@@ -68,6 +69,8 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     # Read first: what follows is the rendezvous, which is reported separately.
     import_s = _process_age()
     config, env = settings.runtime_config(), dist_env()
+    if not env.restart:
+        import_s += Observer.shared_import_s
     _check(config, env)
     serving = strategies.serving(config.strategy, config.options)
     keras = strategies.keras_backend(config.strategy, config.options)

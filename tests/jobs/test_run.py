@@ -205,16 +205,17 @@ def curve(events):
 
 
 def processes(state, replica, *, ranks):
-    """The pids of a replica's ranks, or of its agent, by their environment."""
+    """The pids of a replica's ranks, or of its agent, by their environment and command line."""
     mark = f"/replicas/{replica}/termination-log".encode()
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            environ = (entry / "environ").read_bytes()
+            environ, argv = ((entry / name).read_bytes() for name in ("environ", "cmdline"))
+            forks = (entry / "comm").read_text() == "k8sjob-fork\n"
         except OSError:
             continue
-        if str(state).encode() in environ and mark in environ:
-            is_rank = b"\0LOCAL_RANK=" in environ
+        if str(state).encode() in environ and mark in environ and not forks:
+            is_rank = b"rank_main" in argv
             if is_rank is ranks:
                 found.append(int(entry.name))
     return found

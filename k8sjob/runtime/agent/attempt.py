@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import OWN_LAUNCHER, EventKind, ExitCode, Reason
-from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
+from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup
 from k8sjob.runtime.base import hangs
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
@@ -113,13 +113,13 @@ def run_attempt(
         OSError: a process could not be started.
     """
     with ExitStack() as stack:
-        members = program(restart, _folder(stack))
+        members, phase = _after_import(program(restart, _folder(stack)), inbox)
         group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.session_hang_timeout)
         steps = StepClock(config.session_hang_timeout)
         observed = any(member.error_file for member in members)
-        phase, record = "", Attempt(launcher_time=time.monotonic() + TIMEOUTS.launcher)
+        record = Attempt(launcher_time=time.monotonic() + TIMEOUTS.launcher)
         while True:
             # All decisions of this turn go by the same exits.
             group.poll()
@@ -139,7 +139,7 @@ def run_attempt(
                 record.unkillable = {members[i].rank: group.describe(i) for i in group.alive}
                 break
             # A line for each phase, not for each look: the log is the user's.
-            if observed and (now := start_phase(record.states.values())) != phase:
+            if observed and (now := start_phase(record.states.values(), phase)) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
             # Processes that are to end make no progress, and a warning of that would hide why they
@@ -170,10 +170,20 @@ def run_attempt(
             pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if observed else _NEVER
             inbox.wait(min(due, pause))
         # What has left the processes' groups, such as a daemon, is a child of the agent's by now.
-        kill_children()
+        group.kill_strays()
         # Read at the very end: a rank may write its reason after the last look.
         record.reasons, record.states = _read_reasons(members), _look(members)
         return record
+
+
+def _after_import(members: Sequence[Member], inbox: Inbox) -> tuple[Sequence[Member], str]:
+    """The processes to start once they can be forked, and the phase; none where they are to end."""
+    forks, phase = members[0].forks, ""
+    if forks and forks.pid and not forks.ready:
+        phase = "importing"
+        write_event(EventKind.STARTING, phase=phase, processes=len(members))
+        forks.await_ready(inbox)
+    return [] if phase and inbox.stopping() else members, phase
 
 
 def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Attempt) -> None:

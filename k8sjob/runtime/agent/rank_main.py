@@ -1,11 +1,11 @@
 """The main program of a rank's process: runs the user's program and reports how it ended.
 
-`python -P -m k8sjob.runtime.agent.rank_main SCRIPT | -m MODULE | --exec PROGRAM [ARGS...]`: only
-the agent starts it. The program runs as Python would run it. Not by runpy: its run_path removes
-`__main__` when the script's last line is done, while threads and atexit handlers that the script
-left still pickle and import by that name. Afterwards the process leaves by os._exit: a gloo thread
-may drop its last tensor while the interpreter is being torn down, and the process would then abort,
-exit code 134, after all work was done (pytorch#190489).
+`python -P -m k8sjob.runtime.agent.rank_main SCRIPT | -m MODULE | --exec PROGRAM [ARGS...]`, or
+--forks (see fork_server): only the agent starts it. The program runs as Python would run it. Not by
+runpy: its run_path removes `__main__` when the script's last line is done, while threads and atexit
+handlers that the script left still pickle and import by that name. Afterwards the process leaves by
+os._exit: a gloo thread may drop its last tensor while the interpreter is being torn down, and the
+process would then abort, exit code 134, after all work was done (pytorch#190489).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.agent.fork_server import serve
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import rank_or_none
@@ -48,6 +49,7 @@ from k8sjob.runtime.base.printed_output import PrintedOutput
 from k8sjob.runtime.base.termination import (
     by_rank,
     enable_stacks,
+    flush_output,
     is_first,
     seen_file,
     write_reason,
@@ -71,6 +73,9 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
     # First of all: the agent may be killed at any moment, and its ranks must not outlive it.
     die_with_parent(signal.SIGKILL)
+    if argv[0] == "--forks":
+        argv = serve(argv[1:])
+        die_with_parent(signal.SIGKILL)  # a fork's parent is another process
     lifeline = config.take_lifeline()
     if argv[0] == "--exec":
         _exec(argv[1:])
@@ -111,7 +116,7 @@ def _preflight(timeout: float, observer: Observer) -> None:
     import torch.distributed  # noqa: F401 - a process without a preflight may need none
 
     joined, writer = os.pipe()
-    _flush()  # else the child would write the same once more
+    flush_output()  # else the child would write the same once more
     child = os.fork()
     if not child:
         os.close(joined)
@@ -152,7 +157,7 @@ def _be_preflight(writer: int, observer: Observer) -> NoReturn:
         else:
             code = _report(error, observer)
     finally:
-        _flush()
+        flush_output()
         # The examining thread may be in a collective, and the group's destructor would wait for it.
         os._exit(code)
 
@@ -300,17 +305,8 @@ def _leave(code: int) -> NoReturn:
     except BaseException as error:  # noqa: BLE001 - os._exit must be reached
         _show(error)
     finally:
-        _flush()
+        flush_output()
         os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # A script may have closed a stream, or have put None in its place.
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    # C code has buffers of its own, which os._exit does not write.
-    ctypes.CDLL(None).fflush(None)
 
 
 def _destroy_group() -> None:
@@ -436,6 +432,9 @@ def _execute(code: CodeType, **attributes: Any) -> None:
     main = ModuleType("__main__")
     vars(main).update(attributes, __builtins__=builtins)
     sys.modules["__main__"] = main
+    # What a spawned process returns names this alias, which multiprocessing makes at its import.
+    if "__mp_main__" in sys.modules:
+        sys.modules["__mp_main__"] = main
     exec(code, vars(main))  # noqa: S102 - running the user's program is the purpose
 
 

@@ -19,24 +19,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
+from k8sjob.runtime.agent.fork_server import start_process
 from k8sjob.runtime.base.config import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from k8sjob.runtime.agent.fork_server import ForkServer
     from k8sjob.runtime.base.env import NodeEnv
-
-_RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PROGRAM_WORDS: Final = 4
 """Words of a command that name its program: python -u -m MODULE."""
 _BUSY: Final = 0.02
 """Part of a core that a process uses which works: its observer uses less than a thousandth."""
-_RESET: Final = [
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
-]
-"""Signals that Python, or a shell with `&`, ignores, and that a child would ignore as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +40,11 @@ class Member:
     """One process of the node."""
 
     rank: int  # its rank in the whole group; -1: it has none
-    argv: Sequence[str]  # how to start it; the program is searched on PATH
+    argv: Sequence[str]  # the arguments of rank_main
     environ: Mapping[str, str]  # its whole environment
     # where it writes its Reason, beside which its observer writes; None: neither
     error_file: Path | None = None
+    forks: ForkServer | None = None  # what starts it, where it can
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +76,12 @@ class WorkerGroup:
         """
         self.exits: dict[int, Exit] = {}
         self._held: dict[int, int] = {}
+        self._servers = {member.forks for member in members if member.forks}
         self._cpu, self._busy, self._looked = Counter[int](), frozenset[int](), 0.0
         try:
             for index, member in enumerate(members):
-                argv, environ = list(member.argv), dict(member.environ)
-                self._held[index] = os.posix_spawnp(
-                    argv[0], argv, environ, setsid=True, setsigdef=_RESET
-                )
+                forked = member.forks and member.forks.fork(member.argv, member.environ)
+                self._held[index] = forked or start_process(member.argv, member.environ)
         except OSError:
             self.kill()
             kill_children()
@@ -185,6 +181,10 @@ class WorkerGroup:
             _signal_main_thread(self._held[index], signal.SIGABRT)
             os.kill(self._held[index], signal.SIGCONT)
 
+    def kill_strays(self) -> None:
+        """SIGKILL to what has left the processes' groups, such as a daemon, once they are gone."""
+        kill_children({server.pid for server in self._servers})
+
     def kill(self) -> None:
         """SIGKILL to all processes and everything in their groups."""
         for pid in self._held.values():
@@ -203,34 +203,36 @@ class WorkerGroup:
         del self._held[index]
 
 
+def shared_environ(environ: Mapping[str, str], lifeline: int) -> dict[str, str]:
+    """What a node's ranks share; `lifeline` is the read end of the agent's pipe, inheritable."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        # Else a set of strings has another order in each process, and ranks that register
+        # parameters in that order mix them up. No job's own number: its successor resumes them.
+        "PYTHONHASHSEED": "0",
+        **environ,
+        contract.LIFELINE_ENV: str(lifeline),
+    }
+
+
 def training_program(
     argv: Sequence[str],
     node: NodeEnv,
     environ: Mapping[str, str],
     local_rank_arg: str | None,
-    lifeline: int,
+    forks: ForkServer | None,
 ) -> Program:
     """One process for each local rank of a node, with its variables beside `environ`.
 
-    `argv` would follow `python`: SCRIPT or -m MODULE, and arguments. `lifeline` is the read end of
-    the agent's pipe, inheritable.
+    `argv` would follow `python`: SCRIPT or -m MODULE, and arguments.
     """
 
     def member(local: int, restart: int, folder: Path) -> Member:
         error = folder / f"error-{local}.json"
         assigned = node.process(local, restart)
-        variables = {
-            "PYTHONUNBUFFERED": "1",
-            # Else a set of strings has another order in each process, and ranks that register
-            # parameters in that order mix them up. No job's own number: its successor resumes them.
-            "PYTHONHASHSEED": "0",
-            **environ,
-            **assigned,
-            contract.ERROR_FILE_ENV: str(error),
-            contract.LIFELINE_ENV: str(lifeline),
-        }
+        variables = {**environ, **assigned, contract.ERROR_FILE_ENV: str(error)}
         extra = [f"{local_rank_arg}={local}"] if local_rank_arg else []
-        return Member(int(assigned["RANK"]), [*_RANK_MAIN, *argv, *extra], variables, error)
+        return Member(int(assigned["RANK"]), [*argv, *extra], variables, error, forks)
 
     return lambda restart, folder: [
         member(local, restart, folder) for local in range(node.processes)
@@ -240,7 +242,7 @@ def training_program(
 def single_program(argv: Sequence[str], environ: Mapping[str, str], lifeline: int) -> Program:
     """One command, searched on PATH, its environment untouched: no rank and no reason."""
     variables = {**environ, contract.LIFELINE_ENV: str(lifeline)}
-    return lambda _restart, _folder: [Member(-1, [*_RANK_MAIN, "--exec", *argv], variables)]
+    return lambda _restart, _folder: [Member(-1, ["--exec", *argv], variables)]
 
 
 def adopt_orphans() -> None:
@@ -252,15 +254,15 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_children() -> None:
-    """SIGKILL to all children, and to their children, which this process then adopts.
+def kill_children(spared: Collection[int | None] = ()) -> None:
+    """SIGKILL to all children but some, and to their children, which this process then adopts.
 
     A child is signaled before it is reaped, so that its number is still its own.
     """
     limit = time.monotonic() + TIMEOUTS.kernel
     me = str(os.getpid()).encode()
     while time.monotonic() < limit:
-        children = [pid for pid, fields in _stats() if fields[1] == me]
+        children = [pid for pid, fields in _stats() if fields[1] == me and pid not in spared]
         if not children:
             return
         for pid in children:

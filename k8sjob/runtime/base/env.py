@@ -36,6 +36,12 @@ def copy_environ() -> dict[str, str]:
     return dict(os.environ)
 
 
+def replace_environ(environ: Mapping[str, str]) -> None:
+    """Give this process the environment that it would have been started with."""
+    os.environ.clear()
+    os.environ.update(environ)
+
+
 def export(name: str, value: str, *, override: bool = True) -> None:
     """Set a variable for libraries and child processes."""
     if override or name not in os.environ:

@@ -42,10 +42,13 @@ def write_restart(restart: int, reason: Reason) -> None:
     write_event(EventKind.RESTARTING, restart=restart, reason=json.loads(body))
 
 
-def start_phase(ranks: Collection[Seen]) -> str:
-    """The phase of a node's start: that of the process that is furthest behind."""
+def start_phase(ranks: Collection[Seen], before: str = "") -> str:
+    """The phase of a node's start: that of the process that is furthest behind.
+
+    `before` is the phase so far: processes may be forked after an import.
+    """
     if not all(rank.runs for rank in ranks):
-        return "python"
+        return before or "python"
     return "importing" if any(rank.importing for rank in ranks) else "running"
 
 

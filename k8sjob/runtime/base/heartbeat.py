@@ -73,7 +73,10 @@ class Observer:
         resumed: steps of the checkpoint that this process resumed.
         in_session: whether a session's watchdog watches this process, so that no other has to.
         watched: whether that expects progress, so that a process that stands still hangs.
+        shared_import_s: seconds of the imports that were done before this process was forked.
     """
+
+    shared_import_s: ClassVar[float] = 0.0
 
     resumed: ClassVar[int] = 0
     in_session: ClassVar[bool] = False

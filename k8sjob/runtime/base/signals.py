@@ -78,9 +78,12 @@ class Inbox:
         """Whether the processes are to end: by a signal, or since the parent is gone."""
         return min(self.stop_time, self.orphan_time) < float("inf")
 
-    def wait(self, seconds: float) -> None:
-        """Return at the next signal, at the lifeline's end, or after this many seconds."""
-        ends = [self._pipe[0]]
+    def wait(self, seconds: float, *others: int) -> None:
+        """Return at the next signal, at the lifeline's end, or after this many seconds.
+
+        Also when another descriptor can be read.
+        """
+        ends = [self._pipe[0], *others]
         if self._lifeline is not None:
             ends.append(self._lifeline)
         limit = None if seconds == float("inf") else max(0.0, seconds)

@@ -7,6 +7,7 @@ several ranks on one stderr would mix within a line.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import hashlib
 import os
@@ -108,6 +109,16 @@ def by_rank(rank: int, text: str) -> str:
 def seen_file(file: Path | None) -> Path | None:
     """The file of an observer, beside the reason; see k8sjob.runtime.base.heartbeat."""
     return file.with_suffix(".seen") if file else None
+
+
+def flush_output() -> None:
+    """Write what is buffered, of Python and of C."""
+    for stream in (sys.stdout, sys.stderr):
+        # A script may have closed a stream, or have put None in its place.
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    # C code has buffers of its own, which os._exit does not write.
+    ctypes.CDLL(None).fflush(None)
 
 
 def _stacks(file: Path) -> Path:

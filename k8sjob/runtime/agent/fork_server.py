@@ -1,0 +1,243 @@
+"""A process that imports what all ranks of a node need, and forks each of them (Linux).
+
+`ForkServer` is the agent's side. The server is a rank's program that stops before the script: as
+`rank_main --forks SOCKET MODULES SCRIPT ...` it imports, and then answers each request, a line of
+JSON, with the number of a new process. That process is the agent's own child: the kernel gives it
+to the nearest subreaper when the process between the two ends. So the agent waits for it, signals
+and reaps it as one that it has started itself, and it ends with the agent.
+
+The server touches no device and starts no thread, so it can be forked at any time. Where it cannot
+be used, a rank is a new Python process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from k8sjob.runtime.agent.early_imports import early_imports, script_folder
+from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.env import replace_environ
+from k8sjob.runtime.base.heartbeat import Observer
+from k8sjob.runtime.base.termination import flush_output
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from k8sjob.runtime.base.signals import Inbox
+
+_RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
+_RESET: Final = [
+    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
+]
+"""Signals that Python, or a shell with `&`, ignores, and that a child would ignore as well."""
+_READY: Final = "ready"
+_COMM: Final = Path("/proc/self/comm")
+_SERVER: Final = "k8sjob-fork"
+"""The name that `ps -o comm` shows of a server, whose command line is that of its ranks."""
+
+
+def start_process(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The number of a new Python process with rank_main and its arguments; it leads a session.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    argv = [*_RANK_MAIN, *arguments]
+    return os.posix_spawnp(argv[0], argv, dict(environ), setsid=True, setsigdef=_RESET)
+
+
+class ForkServer:
+    """A node's server, as its agent sees it.
+
+    Attributes:
+        pid: its number; None where none is needed, or it cannot be used.
+        ready: whether it forks.
+    """
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], processes: int) -> None:
+        """Start a server if the program imports torch first.
+
+        `argv` would follow `python`; the environment is what the node's processes have in common.
+        """
+        self.pid: int | None = None
+        self.ready = False
+        # A process has one seed of hashes, and "random" means another one for each rank.
+        seeded = environ.get("PYTHONHASHSEED", "").isdecimal()
+        modules = early_imports(argv, processes) if sys.platform == "linux" and seeded else ()
+        if modules:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                theirs.set_inheritable(True)
+                options = ["--forks", str(theirs.fileno()), ",".join(modules)]
+                self.pid = start_process([*options, *argv], environ)
+            self._answers = self._socket.makefile()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def await_ready(self, inbox: Inbox) -> None:
+        """Return once it has imported, where it cannot be used, and where the inbox is to stop."""
+        while self.pid and not self.ready and not inbox.stopping():
+            inbox.wait(TIMEOUTS.look, self._socket.fileno())
+            if select.select([self._socket], [], [], 0)[0]:
+                self.ready = self._answer() == _READY
+                if not self.ready:
+                    self._close()
+
+    def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
+        """The number of a new process as of start_process; None: the server cannot be used."""
+        if not self.ready:
+            return None
+        # It may have been killed or stopped.
+        self._socket.settimeout(TIMEOUTS.connect)
+        request = {"argv": list(arguments), "environ": dict(environ)}
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            pid = int(self._answer())
+            # Raises where a kernel has not made it this process's child; it then ends.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self._socket.sendall(b"\n")
+        except (OSError, ValueError):
+            self._close()
+            return None
+        return pid
+
+    def _answer(self) -> str:
+        try:
+            return self._answers.readline().strip()
+        except OSError:
+            return ""
+
+    def _close(self) -> None:
+        if self.pid:
+            self._answers.close()
+            self._socket.close()
+            limit = time.monotonic() + TIMEOUTS.kernel
+            with suppress(ChildProcessError):  # it had ended, and was reaped with the orphans
+                while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < limit:
+                    os.kill(self.pid, signal.SIGKILL)
+                    time.sleep(0.005)
+        self.pid, self.ready = None, False
+
+
+def serve(arguments: Sequence[str]) -> list[str]:
+    """Import, and fork; returns in each forked process, with its argv.
+
+    Args:
+        arguments: the socket's number, the modules' names with commas between them, and the
+            program.
+    """
+    began, name = time.monotonic(), _COMM.read_text().strip()
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.set_inheritable(False)
+    _COMM.write_text(_SERVER)
+    # What fails here is not the script's: the agent then starts a process that reports the error.
+    with suppress(Exception):
+        before = _descriptors()
+        imported = _import(arguments[1].split(","))
+        Observer.shared_import_s = time.monotonic() - began
+        # A file that stays open, as a device's, would be one for all ranks.
+        like_new = before == _descriptors()
+        if not (like_new and _is_like_new(imported, Path(script_folder(arguments[2:])))):
+            os._exit(0)
+        requests = channel.makefile()
+        channel.sendall(f"{_READY}\n".encode())
+        while line := requests.readline():
+            request: dict[str, Any] = json.loads(line)
+            pid, go = _fork()
+            if not pid:
+                requests.close()
+                channel.close()
+                _COMM.write_text(name)
+                replace_environ(request["environ"])
+                sys.orig_argv[:] = [*_RANK_MAIN, *request["argv"]]
+                _forget_random_numbers()
+                return list(request["argv"])
+            channel.sendall(f"{pid}\n".encode())
+            if not requests.readline():
+                break
+            os.write(go, b".")
+            os.close(go)
+    os._exit(0)
+
+
+def _import(names: Sequence[str]) -> set[str]:
+    """Import modules; the top-level names of all that came with them."""
+    before = set(sys.modules)
+    for name in names:
+        importlib.import_module(name)
+    return {name.partition(".")[0] for name in sys.modules.keys() - before}
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _is_like_new(imported: Collection[str], folder: Path) -> bool:
+    """Whether a fork of this process is like a new one in which the script imports the same."""
+    # There a module of the script's folder would come before one that was imported here.
+    files = (path for top in imported for path in (Path(f"{top}.py"), Path(top, "__init__.py")))
+    if any((folder / file).exists() for file in files):
+        return False
+    flush_output()
+    torch: Any = sys.modules["torch"]
+    if not (child := os.fork()):
+        os._exit(torch.cuda._is_in_bad_fork())  # noqa: SLF001 - of a GPU's driver; not public
+    _, spoiled = os.waitpid(child, 0)
+    # Of threads, OpenBLAS ends its own before a fork; one that is left may hold a lock.
+    return not spoiled and len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _fork() -> tuple[int, int]:
+    """The number of a new child of the agent, and the pipe that lets it begin; there (0, 0).
+
+    It leads a session. It ends if this process does before it has let it begin.
+    """
+    numbers, go = os.pipe(), os.pipe()
+    between = os.fork()
+    if not between:
+        try:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            os.write(numbers[1], str(os.getpid()).encode())
+            os.close(go[1])
+            begins = os.read(go[0], 1)
+        except OSError:
+            begins = b""
+        if not begins:
+            os._exit(1)
+        for end in (*numbers, go[0]):
+            os.close(end)
+        return 0, 0
+    os.close(numbers[1])
+    os.close(go[0])
+    pid = int(os.read(numbers[0], 20))
+    os.close(numbers[0])
+    # When it has ended, its child is the agent's.
+    os.waitpid(between, 0)
+    return pid, go[1]
+
+
+def _forget_random_numbers() -> None:
+    """Seed what a new process seeds by chance; Python's own generator does it at a fork."""
+    torch: Any = sys.modules["torch"]
+    torch.default_generator.seed()  # torch.seed() would set a seed for GPUs, too
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    from multiprocessing import current_process
+
+    current_process().authkey = os.urandom(32)
