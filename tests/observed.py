@@ -30,9 +30,12 @@ MASTER, WORKER, PAIR = {"Master": 1}, {"Worker": 1}, {"Master": 1, "Worker": 1}
 """How many replicas a job has."""
 
 
+SPEC = schema()
+
+
 def _fields(part, above=""):
     """The names of fields of a job.yaml that nothing else has: `node_selector`, `run.args`."""
-    part = schema()["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+    part = SPEC["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
     for several in ("anyOf", "oneOf", "allOf"):
         for inner in part.get(several, ()):
             yield from _fields(inner, above)
@@ -42,7 +45,7 @@ def _fields(part, above=""):
         yield from _fields(inner, name)
 
 
-_NAMES = "|".join(sorted(map(re.escape, {*_fields(schema())} - {"resources.requests"})))
+_NAMES = "|".join(sorted(map(re.escape, {*_fields(SPEC)} - {"resources.requests"})))
 OF_JOB_YAML = re.compile(rf"job\.yaml|(?<![\w.\]])(?:{_NAMES})\b(?!\()")
 """What only a job.yaml has, and nothing that `why` says of the jobs of others may have."""
 

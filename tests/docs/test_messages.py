@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import click
+import pytest
 
 from k8sjob.cli.program import COMMANDS, program
 from k8sjob.spec import JobSpec
@@ -65,12 +66,15 @@ def texts():
         yield from ((f"{table.relative_to(ROOT)}:{number}", line) for number, line in lines)
 
 
-TEXTS = [(place, text) for place, text in texts() if " " in text]
+@pytest.fixture(scope="module")
+def messages():
+    """The texts of several words; not at import, where each process of pytest would parse all."""
+    return [(place, text) for place, text in texts() if " " in text]
 
 
-def test_every_field_that_a_message_names_exists():
+def test_every_field_that_a_message_names_exists(messages):
     unknown = []
-    for place, text in TEXTS:
+    for place, text in messages:
         for found in FIELD.finditer(text):
             if found[0] in METHODS:
                 continue
@@ -84,9 +88,9 @@ def test_every_field_that_a_message_names_exists():
     assert not unknown
 
 
-def test_every_command_and_option_that_a_message_names_exists():
+def test_every_command_and_option_that_a_message_names_exists(messages):
     context, unknown = click.Context(program), []
-    for place, text in TEXTS:
+    for place, text in messages:
         for found in COMMAND.finditer(text):
             name, options = found[1], found[2].split()
             if name not in COMMANDS:
@@ -97,18 +101,18 @@ def test_every_command_and_option_that_a_message_names_exists():
     assert not unknown
 
 
-def test_no_message_cites_a_page_by_a_path_which_an_installed_k8sjob_lacks():
-    assert [place for place, text in TEXTS if "docs/how-to/" in text] == []
+def test_no_message_cites_a_page_by_a_path_which_an_installed_k8sjob_lacks(messages):
+    assert [place for place, text in messages if "docs/how-to/" in text] == []
 
 
-def test_every_option_that_a_message_names_exists():
+def test_every_option_that_a_message_names_exists(messages):
     context = click.Context(program)
     commands = [program, *(program.get_command(context, name) for name in COMMANDS)]
     known = FOREIGN | {o for command in commands for p in command.params for o in p.opts}
     rooms = ("checks/doctor/", "cli/", "image/", "jobs/", "observe/", "spec/")
     unknown = [
         f"{place}: {option} in {text!r}"
-        for place, text in TEXTS
+        for place, text in messages
         if place.startswith(rooms) and "kubectl" not in text
         for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]+", text)
         if option not in known
