@@ -114,6 +114,8 @@ def test_the_installed_wheel(wheel, tmp_path):
     assert run(*k8sjob, "version", **env).startswith("k8sjob 0.1.0\n")
     run(*k8sjob, "init", "mine", cwd=tmp_path, **env)
     assert ": valid: " in run(*k8sjob, "validate", "mine/job.yaml", cwd=tmp_path, **env)
-    assert "kind: PyTorchJob" in run(*k8sjob, "render", "mine/job.yaml", cwd=tmp_path, **env)
+    example = ROOT / "manifests/own-script"
+    rendered = run(*k8sjob, "render", example / "job.yaml", **env)
+    assert rendered == (example / "pytorchjob.yaml").read_text()
     pytest.importorskip("torch")
     assert "Succeeded" in run(*k8sjob, "run", "mine/job.yaml", cwd=tmp_path, **env)

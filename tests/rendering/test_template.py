@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import jinja2
@@ -54,33 +53,6 @@ def test_templates_hold_no_defaults_and_no_arithmetic():
         assert found == [], path
         used = {node.name for node in tree.find_all(jinja2.nodes.Filter)}
         assert used <= {"scalar", "tree", "word", "argv", "shell", "indent", "note"}, path
-
-
-@pytest.mark.slow
-def test_a_wheel_brings_its_templates(tmp_path):
-    """Built and installed for real: rendering from the wheel equals rendering from the checkout."""
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT], check=True
-    )
-    (wheel,) = tmp_path.glob("k8sjob-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
-    script = (
-        "from k8sjob.rendering.manifest import render;"
-        "from k8sjob.rendering.template import templates_dir; from k8sjob.spec import load;"
-        "import sys; print(templates_dir()); sys.stdout.write(render(load(sys.argv[1])))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, JOB],
-        env={"PYTHONPATH": str(tmp_path / "installed")},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    folder, _, text = done.stdout.partition("\n")
-    assert Path(folder) == tmp_path / "installed/k8sjob/_templates"
-    assert text == JOB.with_name("pytorchjob.yaml").read_text()
 
 
 def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, monkeypatch):
