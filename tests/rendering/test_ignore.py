@@ -6,6 +6,8 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
+from k8sjob.targets import MANIFEST_FILES
+from k8sjob.targets.jobs import TARGETS
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,7 @@ def test_a_deep_folder_is_walked(tmp_path):
     (deep / "file").touch()
     (found,) = Ignore("**/x/**/y/**/z\n").walk(tmp_path)
     assert found == "d/" * 900 + "file"
+
+
+def test_the_manifests_of_all_kinds_are_left_out():
+    assert tuple(target.file for target in TARGETS) == MANIFEST_FILES
