@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from clusters import kubeconfig  # noqa: E402 - as the line before
 from observed import condition, make_pod  # noqa: E402 - as the line before
 
 TIME = "2026-01-01T00:00:00Z"
+_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 
@@ -121,13 +123,12 @@ class Loopback(Apiserver):
         if path in DISCOVERY:
             return 200, DISCOVERY[path]
         if resource == "log":
-            return 200, lambda write: self._write_log(
-                write, f"{TIME} " if "timestamps" in query else ""
-            )
+            return 200, lambda write: self._write_log(write, query)
         if path.endswith("/pods/job-master-0"):
             return 200, {"kind": "Pod", "apiVersion": "v1", **self.pods[0]}
         if "watch" in query and resource in {"pods", "pytorchjobs"}:
-            return 200, lambda write: self._write_changes(write, resource)
+            known = query.get("resourceVersion", "")
+            return 200, lambda write: self._write_changes(write, resource, known)
         if request.method == "GET" and resource == "pytorchjobs" and self.texts:
             return self._page(query, as_table="as=Table" in request.headers["Accept"])
         return super()._over_http(request)
@@ -144,11 +145,19 @@ class Loopback(Apiserver):
         text += b', "%s": [%s]}' % (b"rows" if as_table else b"items", items)
         return 200, text, {"Content-Type": "application/json"}
 
-    def _write_log(self, write: Any, head: str) -> bool:
-        for start in range(0, self.lines, 1000):
-            numbers = range(start, min(start + 1000, self.lines))
-            write("".join(f"{head}epoch 1 step {n} loss 0.123\n" for n in numbers).encode())
-        self._finish()
+    def _write_log(self, write: Any, query: dict[str, str]) -> bool:
+        """Answer a log of 1,000 lines in each second."""
+        first = max(self.lines - int(query.get("tailLines", self.lines)), 0)
+        for start in range(first // 1000 * 1000, self.lines, 1000):
+            second = (_BEGIN + timedelta(seconds=start // 1000)).strftime("%Y-%m-%dT%H:%M:%S")
+            if f"{second}Z" < query.get("sinceTime", ""):
+                continue
+            numbers = range(max(start, first), min(start + 1000, self.lines))
+            heads = (f"{second}.{n % 1000:03}Z " if "timestamps" in query else "" for n in numbers)
+            lines = zip(heads, numbers, strict=True)
+            write("".join(f"{head}epoch 1 step {n} loss 0.123\n" for head, n in lines).encode())
+        if "follow" in query:
+            self._finish()
         return True
 
     def _finish(self) -> None:
@@ -156,8 +165,11 @@ class Loopback(Apiserver):
         self.jobs["blue", "job"] = _with_conditions(self._job, "Created", "Succeeded")
         self._end.set()
 
-    def _write_changes(self, write: Any, resource: str) -> bool:
-        """Answer a watch: that of the job says nothing until the end."""
+    def _write_changes(self, write: Any, resource: str, known: str) -> bool:
+        """Answer a watch: that of the job says nothing until the end, and nothing after it."""
+        if known == "3":
+            time.sleep(1)
+            return True
         if resource == "pods":
             for pod in self._changes:
                 write(_event(pod, "2"))

@@ -213,7 +213,9 @@ class Script:
             stop.wait(30)
             self.stopped.append("watch")
 
-    def logs(self, ref, replica, *, follow=False, previous=False, tail=None, since=None, stop=None):
+    def logs(
+        self, ref, replica, *, follow=False, previous=False, tail=None, since=None, **_options
+    ):
         self.asked.append((replica, follow, tail, since))
         if replica in self.errors:
             raise self.errors[replica]

@@ -132,6 +132,11 @@ class Snapshot:
     groups: Sequence[Json] = ()
 
     @property
+    def pods_by_replica(self) -> dict[str, Json]:
+        """Its Pods by the name of the replica, "worker-2"."""
+        return {self.job.replica_of(pod): pod for pod in self.pods}
+
+    @property
     def now(self) -> datetime:
         """The moment to which its ages are counted, by the clock of its stamps."""
         return self.at or datetime.now(UTC) + timedelta(seconds=self.skew)
@@ -210,6 +215,7 @@ class Backend(Protocol):
         tail: int | None = None,
         since: datetime | None = None,
         stop: Event | None = None,
+        pods: Mapping[str, Json] | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output from its beginning, over all attempts; with follow until the job ends.
 
@@ -223,6 +229,8 @@ class Backend(Protocol):
             tail: how many of the last lines are wanted; not together with `follow`.
             since: what was written from this moment on is wanted (with a time zone).
             stop: set from another thread to end the iteration within a second.
+            pods: the Pods by replica, where they were just read, which saves reading them again;
+                not together with `follow`.
         """
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:

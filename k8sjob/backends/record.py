@@ -504,6 +504,7 @@ class RecordBackend:
         tail: int | None = None,
         since: datetime | None = None,  # noqa: ARG002 - files are read at once
         stop: Event | None = None,  # noqa: ARG002 - the Protocol's
+        pods: Mapping[str, Json] | None = None,  # noqa: ARG002 - the Protocol's
     ) -> Iterator[LogLine]:
         """The recorded output of a replica; see Backend. K8sJobError where it is damaged."""
         if not previous:

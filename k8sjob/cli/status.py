@@ -57,7 +57,7 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
     # One request for the output; before the start and after a suspension there is none.
     if output != "name" and status.replicas and status.state in _HAVE_OUTPUT:
         with suppress(BackendError):
-            lines = tail_lines(backend, status.ref, reporter)
+            lines = tail_lines(backend, status.ref, reporter, snapshot.pods_by_replica)
     progress = progress_in(snapshot, lines)
     trains = progress if status.state in _HAVE_PROGRESS else None
     saved: Path | None = None

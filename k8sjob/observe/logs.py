@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.objects import Pod
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import job_status, processes
+from k8sjob.observe.status import processes
 from k8sjob.targets.jobs import replica_names, replica_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from threading import Event
 
     from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Job
 
 S = TypeVar("S")
@@ -127,25 +129,32 @@ def _followed(
 def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
     """The end of each replica's output, for `diagnose`; without those that cannot be read.
 
-    Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
+    Of a job of more than MOST_AT_ONCE replicas so many are read: the first that ended with each
+    exit code, then those that ended badly in the order of their ends, then the others.
     """
-    ref, names = JobRef.of(snapshot.job), replica_names(snapshot.job)
-    bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
-    chosen = list(dict.fromkeys([*bad, *names[:MOST_AT_ONCE]]))[:MOST_AT_ONCE]
+    ref, pods = JobRef.of(snapshot.job), snapshot.pods_by_replica
+    ends = {name: Pod(pod).terminated or Pod(pod).terminated_before for name, pod in pods.items()}
+    bad = [name for name, end in ends.items() if end.get("exitCode")]
+    bad.sort(key=lambda name: str(ends[name].get("finishedAt")))
+    # One that ended in its own way may be the cause, however many ended before it.
+    first_by_code: dict[int, str] = {}
+    for name in bad:
+        first_by_code.setdefault(ends[name]["exitCode"], name)
+    names = (*first_by_code.values(), *bad, *replica_names(snapshot.job)[:MOST_AT_ONCE])
+    chosen = sorted(list(dict.fromkeys(names))[:MOST_AT_ONCE], key=replica_order)
 
     def tail(replica: str) -> list[str] | None:
         with suppress(BackendError):
-            return tail_lines(backend, ref, replica)
+            return tail_lines(backend, ref, replica, pods)
         return None
 
-    chosen.sort(key=replica_order)
     tails = zip(chosen, in_parallel(tail, chosen), strict=True)
     return {replica: lines for replica, lines in tails if lines is not None}
 
 
-def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
-    """Excerpts of a replica's last lines, TAIL_LINES at most, without gaps."""
-    lines = backend.logs(ref, replica, tail=TAIL_LINES)
+def tail_lines(backend: Backend, ref: JobRef, replica: str, pods: Mapping[str, Json]) -> list[str]:
+    """Excerpts of a replica's last lines, TAIL_LINES at most, without gaps; see Backend.logs."""
+    lines = backend.logs(ref, replica, tail=TAIL_LINES, pods=pods)
     return list(deque((Excerpt.of(line) for line in lines if not line.gap), maxlen=TAIL_LINES))
 
 
@@ -251,13 +260,13 @@ class _End:
 
 
 def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]:
-    return (
-        line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
-    )
+    if since is None:
+        return lines
+    return (line for line in lines if datetime.fromisoformat(line.timestamp) >= since)
 
 
 def _fitting(lines: Iterator[LogLine], fits: Callable[[LogLine], bool] | None) -> Iterator[LogLine]:
-    return (line for line in lines if _is_chosen(line, fits))
+    return (line for line in lines if _is_chosen(line, fits)) if fits else lines
 
 
 def _is_chosen(line: LogLine, fits: Callable[[LogLine], bool] | None) -> bool:

@@ -2,7 +2,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from observed import REF, WORKER, Script, ended, line, make_job, make_pod, running, snapshot
+from observed import REF, WORKER, Script, ended, line, make_job, make_pod, snapshot
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import CONFIG_ENV
@@ -134,12 +134,18 @@ def test_hundreds_of_replicas_come_one_after_the_other(many):
     assert [line.text for line in ends] == [line.text for line in many.lines[10 * MOST_AT_ONCE :]]
 
 
-def test_the_last_lines_of_those_that_failed_come_first(many):
-    failed = make_pod("worker-300", "Failed", terminated={"exitCode": 1})
+def test_the_last_lines_of_those_that_failed_first_are_read(many):
+    failures = [(n, 1, "05:00") for n in range(200)]
+    failures += [(250, 1, "04:59"), (300, 137, "06:00")]
+    pods = [
+        make_pod(f"worker-{n}", "Failed", terminated=ended(code, time=time))
+        for n, code, time in failures
+    ]
     job = many.snapshot(REF).job
-    found = last_lines(many, Snapshot(job, [*running("worker-9"), failed]))
-    assert len(found) == MOST_AT_ONCE
-    assert found["worker-300"] == ["worker-300 1", "worker-300 2"]
+    read = last_lines(many, Snapshot(job, pods))
+    assert len(read) == MOST_AT_ONCE
+    assert read["worker-250"] == ["worker-250 1", "worker-250 2"]
+    assert "worker-300" in read  # as the only one with this exit code
     with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
         select(job, ["master"])
 

@@ -328,6 +328,7 @@ class ClusterBackend(Creation):
         tail: int | None = None,
         since: datetime | None = None,
         stop: Event | None = None,
+        pods: Mapping[str, Json] | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs."""
         from k8sjob.backends.cluster.instances import JobPods  # noqa: PLC0415 - the same
@@ -344,12 +345,15 @@ class ClusterBackend(Creation):
                 return True
 
         newest = (lambda: {Object(pod).name: pod for pod in workload().pods}) if workload else None
-        # Shared by the readers of all replicas, and gone with the last of them.
-        pods = self._pods.setdefault(
-            ref.uid or ref.name, JobPods(self.transport, ref, ended, newest=newest)
-        )
+        if pods is None:
+            # Shared by the readers of all replicas, and gone with the last of them.
+            latest = self._pods.setdefault(
+                ref.uid or ref.name, JobPods(self.transport, ref, ended, newest=newest)
+            )
+        else:
+            latest = JobPods(self.transport, ref, newest=lambda: pods)
         return replica_logs(
-            pods, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
+            latest, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
         )
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:

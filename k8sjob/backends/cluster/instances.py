@@ -122,6 +122,8 @@ class JobPods:
         self._ended, self._newest = ended, newest
         self._lock = threading.Lock()
         self._asked: set[str] = set()
+        self._listed: set[str] = set()
+        self._pods: Mapping[str, Json] = {}
         self._instances: dict[str, Instance] = {}
         self._at = 0.0
         self._good_until = 0.0
@@ -136,14 +138,16 @@ class JobPods:
         Raises:
             ApiError: the Pods cannot be listed.
         """
+        # Before the lock, which is held during the request: of 32 readers that come at once the
+        # first lists, the second lists for all who came meanwhile, and the others find its answer.
+        self._asked.add(replica)
         with self._lock:
             now = time.monotonic()
-            # The lock is held during the request: of 32 readers that come at once the first lists,
-            # and the others find its answer.
-            unknown = replica not in self._asked and self._newest is None
+            unknown = replica not in self._listed and self._newest is None
             if unknown or now > self._good_until or after > self._at:
-                self._asked.add(replica)
                 self._list(now)
+            if replica not in self._instances and replica in self._pods:
+                self._instances[replica] = Instance.of(self._pods[replica])
             return self._instances.get(replica)
 
     def job_is_over(self) -> bool:
@@ -155,16 +159,17 @@ class JobPods:
             return self._over
 
     def _list(self, now: float) -> None:
-        newest = self._newest() if self._newest else self._selected()
-        self._instances = {name: Instance.of(pod) for name, pod in newest.items()}
+        asked = self._asked.copy()
+        self._pods = self._newest() if self._newest else self._selected(asked)
+        self._listed, self._instances = asked, {}
         # `now` was before the request, so the answer is no older but for the milliseconds of the
         # cache.
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)
 
-    def _selected(self) -> Mapping[str, Json]:
+    def _selected(self, replicas: set[str]) -> Mapping[str, Json]:
         # By their names the server need not send the other Pods of a large job.
-        few = self._asked if len(self._asked) <= _MAX_NAMED else ()
+        few = replicas if len(replicas) <= _MAX_NAMED else ()
         target, uid = of_kind(self.ref.kind), self.ref.uid
         selector = target.pods.selector(self.ref.name, few)
         # Version 0: as the apiserver's cache has it, which is milliseconds old.

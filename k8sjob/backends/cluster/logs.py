@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
@@ -363,9 +364,11 @@ class _SeenLines:
             repeated[stamp] -= 1
             self.repeats = True
             return False
-        if second not in self._seconds and len(self._seconds) > 1:
-            del self._seconds[min(self._seconds)]
-        self._seconds.setdefault(second, Counter())[stamp] += 1
+        if second not in self._seconds:
+            if len(self._seconds) > 1:
+                del self._seconds[min(self._seconds)]
+            self._seconds[second] = Counter()
+        self._seconds[second][stamp] += 1
         return True
 
 
@@ -374,11 +377,15 @@ def stamped(raw: bytes) -> tuple[str, bytes]:
     match = _STAMP.match(raw)
     if not match:
         return "", b""
-    second, fraction, zone = (part.decode() if part else "" for part in match.groups())
-    time = moment(second + zone)
-    if not time:
-        return "", b""
-    if zone != "Z":  # a node whose containers' logs are in another time zone
-        second = time.astimezone(UTC).isoformat()[:19]
+    second = _in_utc(match[1], match[3])
     # Always with nine digits, so that stamps can be compared as text.
-    return f"{second}.{fraction:0<9}Z", raw[match.end() :]
+    return (
+        (f"{second}.{(match[2] or b'').decode():0<9}Z", raw[match.end() :]) if second else ("", b"")
+    )
+
+
+@lru_cache(64)  # thousands of lines may have the same
+def _in_utc(second: bytes, zone: bytes) -> str:
+    """A second of a node, whose containers' logs may be in another time zone; empty for none."""
+    time = moment((second + zone).decode())
+    return time.astimezone(UTC).isoformat()[:19] if time else ""

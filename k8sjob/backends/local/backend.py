@@ -38,7 +38,7 @@ from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.lifecycle import is_expired
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from threading import Event
 
     from k8sjob.backends.api import LogLine, Plan
@@ -238,6 +238,7 @@ class LocalBackend:
         tail: int | None = None,
         since: datetime | None = None,  # noqa: ARG002 - files of this machine are read at once
         stop: Event | None = None,
+        pods: Mapping[str, Json] | None = None,  # noqa: ARG002 - a cluster's
     ) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs. BackendError without an attempt before the last."""
         folder = self.folder(ref)

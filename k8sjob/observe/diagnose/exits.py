@@ -98,7 +98,10 @@ def _lost_a_peer(end: Failure, output: LastOutput) -> bool:
 
 
 def _output(facts: Facts, end: Failure) -> LastOutput:
-    return last_output(end, facts.output_before(end), ranks=facts.ranks.get(end.replica, 1))
+    if end not in facts.outputs:
+        ranks = facts.ranks.get(end.replica, 1)
+        facts.outputs[end] = last_output(end, facts.output_before(end), ranks=ranks)
+    return facts.outputs[end]
 
 
 def _finding(end: Failure, cause: Cause, problem: str, next_step: str) -> Finding:
@@ -218,7 +221,7 @@ def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
 def _out_of_memory(facts: Facts, end: Failure) -> Finding | None:
     if end.why != "OOMKilled":
         return None
-    limits = (pod.memory_limit for pod in facts.pods if pod.replica == end.replica)
+    limits = (pod.memory_limit for pod in facts.pods_of(end.replica))
     limit = next((f": its limit is {limit}" for limit in limits if limit), "")
     return _finding(
         end,
@@ -331,15 +334,15 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
     # The status of a container says "Error" and 137 or 143 only; the reason is in an Event, which
     # the kubelet repeats and which then has the time of the last probe.
     present = facts.pod(end.replica)
-    for uid, event in facts.kubelet_kills.items():
-        pod = Object(event).part("involvedObject").get("name", "")
+    for event in facts.kubelet_kills_by_replica.get(end.replica, ()):
+        uid = Object(event).part("involvedObject").get("uid", "")
         first_seen = moment(event.get("firstTimestamp")) or event_time(event)
         began = first_seen.timestamp() <= end.time + _CLOCK_TOLERANCE
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
         # After 25 Events about a Pod the kubelet writes one in five minutes, and fewer ends than
         # there are (client-go's EventCorrelator): what has ended it again and again does so still.
         lasted |= event.get("count", 1) >= _OFTEN and present is not None and present.uid == uid
-        if began and lasted and facts.job.replica_named(pod) == end.replica:
+        if began and lasted:
             problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
             return _finding(end, Cause.KILLED, problem, _STEPS["kubelet"][event["reason"]])
     return None

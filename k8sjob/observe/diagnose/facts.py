@@ -6,10 +6,13 @@ import json
 import re
 import shlex
 import signal
+from bisect import bisect
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
+from itertools import accumulate
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, OUTPUT
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.finding import Explanation
+    from k8sjob.observe.diagnose.output import LastOutput
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Job, Target
 
@@ -281,6 +285,15 @@ class Facts:
         }
 
     @cached_property
+    def kubelet_kills_by_replica(self) -> dict[str, list[Json]]:
+        """The same of the Pods of each replica."""
+        kills: defaultdict[str, list[Json]] = defaultdict(list)
+        for event in self.kubelet_kills.values():
+            pod = Object(event).part("involvedObject").get("name", "")
+            kills[self.job.replica_named(pod)].append(event)
+        return kills
+
+    @cached_property
     def training_fields(self) -> set[str]:
         """What Events about a Pod, or about its training container, name in it."""
         return training_fields(self.snapshot.job)
@@ -312,24 +325,31 @@ class Facts:
         job = self.snapshot.job
         return (job.nproc_per_node or "1").isdigit() and not job.is_elastic
 
+    @cached_property
+    def _first_ranks(self) -> dict[str, int]:
+        """The first rank of each replica; empty where the spec does not tell."""
+        firsts = accumulate(self.ranks.values(), initial=0)
+        return dict(zip(self.ranks, firsts, strict=False)) if self.fixed_ranks else {}
+
+    @cached_property
+    def _by_first_rank(self) -> list[tuple[int, str]]:
+        return [(first, name) for name, first in self._first_ranks.items()]
+
     def with_ranks(self, replica: str) -> str:
         """A replica with the ranks of its processes: "worker-0 (rank 1)"."""
-        if replica not in self.ranks or not self.fixed_ranks:
+        if replica not in self._first_ranks:
             return replica
-        names = list(self.ranks)
-        first = sum(self.ranks[name] for name in names[: names.index(replica)])
+        first = self._first_ranks[replica]
         last = first + self.ranks[replica] - 1
         return f"{replica} (rank {first})" if first == last else f"{replica} (ranks {first}-{last})"
 
     def replica_of(self, rank: int) -> str:
         """The replica of a rank; empty if it is not known."""
-        if not self.fixed_ranks:
+        at = bisect(self._by_first_rank, rank, key=itemgetter(0)) - 1
+        if at < 0:
             return ""
-        for replica, count in self.ranks.items():
-            if rank < count:
-                return replica
-            rank -= count
-        return ""
+        first, replica = self._by_first_rank[at]
+        return replica if rank < first + self.ranks[replica] else ""
 
     @cached_property
     def pods(self) -> tuple[ReplicaPod, ...]:
@@ -349,13 +369,23 @@ class Facts:
 
     def pod(self, replica: str) -> ReplicaPod | None:
         """The first Pod of a replica; None if there is none."""
-        return next((pod for pod in self.pods if pod.replica == replica), None)
+        return next(iter(self.pods_of(replica)), None)
+
+    def pods_of(self, replica: str) -> Sequence[ReplicaPod]:
+        """The Pods of a replica."""
+        return self._pods_by_replica.get(replica, ())
+
+    @cached_property
+    def _pods_by_replica(self) -> dict[str, list[ReplicaPod]]:
+        pods: dict[str, list[ReplicaPod]] = {}
+        for pod in self.pods:
+            pods.setdefault(pod.replica, []).append(pod)
+        return pods
 
     def runs_again(self, replica: str) -> bool:
         """Whether a replica runs now, whatever has happened to it before."""
-        return not self.status.state.finished and any(
-            pod.training for pod in self.pods if pod.replica == replica
-        )
+        is_over = self.status.state.finished
+        return not is_over and any(pod.training for pod in self.pods_of(replica))
 
     @cached_property
     def done(self) -> tuple[ReplicaPod, ...]:
@@ -384,6 +414,11 @@ class Facts:
     @cached_property
     def unschedulable(self) -> dict[str, Explanation]:
         """A cache: the scheduler's message and the shape of a Pod -> the explanation."""
+        return {}
+
+    @cached_property
+    def outputs(self) -> dict[Failure, LastOutput]:
+        """A cache: the last output before each failure."""
         return {}
 
     def of_kind(self, kind: str) -> list[Json]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -39,6 +40,7 @@ _DISRUPTIONS: Final = {
 }
 _MAX_AGE_SECONDS: Final = 3600
 """How long the end of a Pod that is gone is reported."""
+_TAKEN: Final = re.compile(r'"([^"]*)" already exists')
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
 
@@ -170,7 +172,8 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
 def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     """The displacements of replaced Pods, as Events report them, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
-    messages = [event.get("message", "") for event in facts.job_events]
+    earlier = _names_of_an_earlier_job(facts)
+    restarts = [e for e in facts.job_events if facts.target.pods.restarts_all(e)]
     displacements: dict[str, Explanation] = {}  # by the uid of the Pod
     kills: defaultdict[str, list[Json]] = defaultdict(list)  # by the name of the Pod
     for event in facts.snapshot.events:
@@ -183,9 +186,9 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
             # The taint manager's Events have none: the kubelet's, about the end that follows, has.
             ends = (kill for kill in kills[name] if event_time(kill) >= event_time(event))
             uid = Object(next(ends, event)).part("involvedObject").get("uid", name)
-        if subject.get("kind") != "Pod" or uid in present or not _matters(facts, event):
+        if subject.get("kind") != "Pod" or uid in present or name in earlier:
             continue
-        if _is_of_an_earlier_job(facts, name, messages):
+        if not _matters(facts, event, restarts):
             continue
         displacement = _of_event(event, facts.job.replica_named(name) or name)
         # The kill follows from another reason for leaving the node.
@@ -195,15 +198,16 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     yield from displacements.values()
 
 
-def _is_of_an_earlier_job(facts: Facts, pod: str, messages: Sequence[str]) -> bool:
-    """Whether no Pod of the job could be created for one of its name, and none was."""
-    refused = any(f'"{pod}" already exists' in message for message in messages)
+def _names_of_an_earlier_job(facts: Facts) -> set[str]:
+    """The names for which no Pod of the job could be created, and none was."""
+    messages = {event.get("message", "") for event in facts.job_events}
     _, _, created = facts.target.pods.creations[0]
-    return refused and f"{created}{pod}" not in messages
+    refused = {name for message in messages for name in _TAKEN.findall(message)}
+    return {name for name in refused if f"{created}{name}" not in messages}
 
 
-def _matters(facts: Facts, event: Json) -> bool:
-    """Whether an Event about a Pod that is gone still matters.
+def _matters(facts: Facts, event: Json, restarts: Sequence[Json]) -> bool:
+    """Whether an Event about a Pod that is gone still matters; `restarts` are those of all Pods.
 
     What happened before a suspended job was resumed does not; and the operator itself deletes
     the Pods of a job that is suspended or has ended.
@@ -226,9 +230,8 @@ def _matters(facts: Facts, event: Json) -> bool:
     )
     # A JobSet that restarts deletes the Pods of all of its Jobs.
     by_operator |= any(
-        facts.target.pods.restarts_all(restart)
-        and 0 <= (at - event_time(restart)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
-        for restart in facts.job_events
+        0 <= (at - event_time(restart)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
+        for restart in restarts
     )
     return not (facts.local or by_operator)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.findings import Finding
@@ -23,7 +24,7 @@ from k8sjob.observe.diagnose.finding import (
 from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts
@@ -40,6 +41,8 @@ _REMAINING: Final = (
     "the job's container is restricted already: remove the field that the message names, such as a"
     " hostPath volume, a host port or another container's privileges"
 )
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+_PRESENT: Final = datetime.max.replace(tzinfo=UTC)
 _OPENSHIFT: Final = (
     "set `security: openshift` in job.yaml (it names no user and no group); or, if the job needs"
     " these, name a service_account that may use another constraint"
@@ -60,19 +63,22 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
     """The reasons why the operator cannot create Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
     refusals = {refused for refused, _, _ in facts.target.pods.creations}
-    companion = facts.target.companion
+    companion, created = facts.target.companion, _Created(facts)
     for event in facts.job_events:
         missed = companion is not None and companion.is_missed(event.get("message", ""))
         message = event.get("message", "").removeprefix("Error creating: ")
         # Trainer refuses a job without its runtime with the same reason: see job.companion_gone.
-        if event.get("reason") in refusals and not missed and not _is_there(facts, message, event):
+        if event.get("reason") in refusals and not missed and not created.names(message, event):
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
     alike: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
-    explanations = [explanation for explanation, _ in newest.values()]
+    explanations = (explanation for explanation, _ in newest.values())
+    violations = [e.problem for e in explanations if e.cause is Cause.POD_SECURITY]
     for (replica, cause), (explanation, event) in newest.items():
-        less_specific = _is_less_specific(explanation, explanations)
-        if not less_specific and not _created_since(facts, replica, event):
+        # A longer one says the same: a Worker's, with the operator's container.
+        longest = max(violations, key=len) if cause is Cause.POD_SECURITY else ""
+        less_specific = len(longest) > len(explanation.problem)
+        if not less_specific and not created.since(replica, event):
             # A quota's amounts change all along.
             problem = "" if cause is Cause.QUOTA else without_replica(explanation.problem)
             key = cause, problem, without_replica(explanation.next_step)
@@ -91,14 +97,6 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     return Finding(newest.cause, message, newest.next_step, replicas=replicas)
 
 
-def _is_less_specific(explanation: Explanation, explanations: Iterable[Explanation]) -> bool:
-    """Whether a longer explanation says the same: a Worker's, with the operator's container."""
-    alike = (e for e in explanations if e.cause is Cause.POD_SECURITY)
-    return explanation.cause is Cause.POD_SECURITY and any(
-        len(e.problem) > len(explanation.problem) for e in alike
-    )
-
-
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
     replicas = (facts.job.replica_named(name) for name in _QUOTED.findall(message))
@@ -106,42 +104,47 @@ def _named(facts: Facts, message: str) -> str:
     return next((replica for replica in replicas if replica in facts.ranks), "")
 
 
-def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
-    """Whether a message names an object between the job and its Pods, and that is there now.
+class _Created:
+    """What the controller has created, each with the time of the newest Event about it."""
 
-    The JobSet controller creates a Job twice when it restarts a set, since the old one's deletion
-    takes a moment, and Kueue's webhook refuses it at first. The Job then has Pods, or Events: those
-    about Jobs tell the second, those about JobSets the microsecond.
-    """
-    begun = event_time(refusal).replace(microsecond=0)
-    subjects = (
-        about
-        for event in facts.job_events
-        if event.get("reason") == "SuccessfulCreate"
-        and event_time(event) >= begun
-        and (about := Object(event).part("involvedObject")).get("kind") == "Job"
-    )
-    owners = (owner for pod in facts.pods for owner in pod.owners)
-    names = {str(reference.get("name")) for reference in (*owners, *subjects)}
-    names.add(Object(facts.job.child or {}).name)
-    return not names.isdisjoint(_QUOTED.findall(message))
+    def __init__(self, facts: Facts) -> None:
+        self._creations = {refused: success for refused, *success in facts.target.pods.creations}
+        self._missing, self._has_pods = set(facts.missing), bool(facts.pods)
+        owners = [str(owner.get("name")) for pod in facts.pods for owner in pod.owners]
+        between = [*owners, Object(facts.job.child or {}).name]
+        self._between = dict.fromkeys(between, _PRESENT)
+        self._replicas: dict[tuple[str, str], datetime] = {}
+        prefixes = dict(self._creations.values())
+        for event in facts.job_events:
+            reason, time = event.get("reason", ""), event_time(event)
+            about = Object(event).part("involvedObject")
+            if reason == "SuccessfulCreate" and about.get("kind") == "Job":
+                name = str(about.get("name"))
+                self._between[name] = max(self._between.get(name, _NEVER), time)
+            if reason in prefixes:
+                pod = event.get("message", "").removeprefix(prefixes[reason])
+                for replica in ("", facts.job.replica_named(pod)):
+                    self._replicas[reason, replica] = time
 
+    def names(self, message: str, refusal: Json) -> bool:
+        """Whether a message names an object between the job and its Pods, and that is there now.
 
-def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
-    """Whether the operator succeeded after it had been refused."""
-    creations = facts.target.pods.creations
-    successes = {refused: success for refused, *success in creations}
-    reason, prefix = successes[refusal["reason"]]
-    is_pod = reason == creations[0][1]
-    all_there = bool(facts.pods) and not facts.missing
-    if is_pod and replica not in facts.missing if replica else all_there:
-        return True
-    created = (
-        event.get("message", "").removeprefix(prefix)
-        for event in facts.job_events
-        if event.get("reason") == reason and event_time(event) > event_time(refusal)
-    )
-    return any(not replica or facts.job.replica_named(pod) == replica for pod in created)
+        The JobSet controller creates a Job twice when it restarts a set, since the old one's
+        deletion takes a moment, and Kueue's webhook refuses it at first. The Job then has Pods, or
+        Events: those about Jobs tell the second, those about JobSets the microsecond.
+        """
+        begun = event_time(refusal).replace(microsecond=0)
+        names = _QUOTED.findall(message)
+        return any(self._between.get(name, _NEVER) >= begun for name in names)
+
+    def since(self, replica: str, refusal: Json) -> bool:
+        """Whether the operator succeeded after it had been refused; empty: with any replica."""
+        reason = self._creations[refusal["reason"]][0]
+        is_pod = reason == next(iter(self._creations.values()))[0]
+        all_there = self._has_pods and not self._missing
+        if is_pod and replica not in self._missing if replica else all_there:
+            return True
+        return self._replicas.get((reason, replica), _NEVER) > event_time(refusal)
 
 
 def _explain(facts: Facts, message: str) -> Explanation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from k8sjob.kube.objects import Object, Pod, mappings, true_conditions
@@ -237,8 +238,9 @@ class Workload(Job):
 
     def replica_named(self, pod: str) -> str:
         """Also of a Pod that is gone and whose name shows that it was its own."""
-        owners = {self.name, *(Object(item).name for item in self.below), *map(stem, self.names)}
-        return pod if pod in self.names or stem(pod) in owners else ""
+        owners = {self.name, *(Object(item).name for item in self.below)}
+        is_own = pod in self.names or stem(pod) in owners or stem(pod) in _stems(self.names)
+        return pod if is_own else ""
 
     def has_below(self, kind: str, name: str) -> bool:
         """Whether an object is between it and its Pods."""
@@ -247,6 +249,11 @@ class Workload(Job):
     def recreations(self, replica: str, events: Iterable[Json]) -> int:  # noqa: ARG002 - not known
         """None: a Pod that follows another has its own name."""
         return 0
+
+
+@lru_cache(8)  # it is asked for each Event of a namespace
+def _stems(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(map(stem, names))
 
 
 def _containers(template: Json) -> list[Json]:

@@ -3,13 +3,17 @@
 Each test lists what happens; the next thing happens when a reader has nothing more to read.
 """
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import clusters
 import pytest
 
 from k8sjob.backends.api import JobRef
+from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.backends.cluster.instances import JobPods, Pace
 from k8sjob.backends.cluster.logs import replica_logs, stamped
 from k8sjob.errors import BackendError
@@ -519,6 +523,36 @@ def test_many_readers_share_one_list(cluster):
     cluster.listings = 0
     assert {pods.instance(f"worker-{index}").uid for index in range(64)} == set(map(str, range(64)))
     assert cluster.listings <= 1
+
+
+def test_new_readers_that_come_at_once_share_a_list(cluster, monkeypatch):
+    names = [f"worker-{index}" for index in range(16)]
+    for name in names:
+        cluster.pod(name, uid=name).start()
+    everybody, answer = threading.Barrier(len(names)), cluster.answer
+
+    def slow(*request):
+        time.sleep(0.1)
+        return answer(*request)
+
+    def uid(name):
+        everybody.wait()
+        return pods.instance(name).uid
+
+    monkeypatch.setattr(cluster, "answer", slow)
+    pods = JobPods(cluster, JOB)
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert list(pool.map(uid, names)) == names
+    assert cluster.listings < len(names) // 2
+
+
+def test_pods_that_were_just_read_are_not_listed(cluster, started):
+    pod, backend = started("a", "b"), ClusterBackend(cluster)
+    backend.transport = cluster
+    read = partial(backend.logs, JOB, "worker-0", tail=2)
+    assert texts(read(pods={"worker-0": pod.as_json()})) == ["a", "b"]
+    assert texts(read(pods={})) == []
+    assert cluster.listings == 0
 
 
 def test_a_newer_list_can_be_requested(cluster, started):
