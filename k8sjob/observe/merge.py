@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -32,7 +32,11 @@ class Merge(Generic[T]):
     def __init__(self, size: int = 10_000) -> None:
         self._stop = threading.Event()
         # Bounded, so that a reader slower than the replicas holds them back instead of the memory.
-        self._queue: queue.Queue[tuple[T | Ended, threading.Semaphore | None]] = queue.Queue(size)
+        self._size = size
+        self._changed = threading.Condition()
+        self._put_items: list[tuple[T | Ended, threading.Semaphore | None]] = []
+        # The reader takes all that was put at once, as a lock for each item costs more than a line.
+        self._taken: deque[tuple[T | Ended, threading.Semaphore | None]] = deque()
         self.open: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -62,10 +66,15 @@ class Merge(Generic[T]):
 
     def get(self, timeout: float | None = None) -> T | Ended | None:
         """The next item, or None when none came within `timeout` seconds."""
-        try:
-            item, room = self._queue.get(timeout=timeout)
-        except queue.Empty:
+        if not self._taken:
+            with self._changed:
+                self._changed.wait_for(lambda: self._put_items, timeout)
+                self._taken.extend(self._put_items)
+                self._put_items.clear()
+                self._changed.notify_all()
+        if not self._taken:
             return None
+        item, room = self._taken.popleft()
         if room:
             room.release()  # its thread may put the next item
         if isinstance(item, Ended):
@@ -93,9 +102,9 @@ class Merge(Generic[T]):
         while room and not room.acquire(timeout=_POLL_SECONDS):
             if self._stop.is_set():
                 return
-        while not self._stop.is_set():
-            try:
-                self._queue.put((item, room), timeout=_POLL_SECONDS)
-            except queue.Full:
-                continue
-            return
+        with self._changed:
+            while len(self._put_items) >= self._size and not self._stop.is_set():
+                self._changed.wait(_POLL_SECONDS)
+            self._put_items.append((item, room))
+            if len(self._put_items) == 1:
+                self._changed.notify_all()

@@ -31,7 +31,7 @@ from k8sjob.view.live import LiveView
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 EVERY_S: Final = 10.0
@@ -71,6 +71,12 @@ class PlainView:
         self._write(self._events.rest())
 
     def _write(self, events: Iterable[Event]) -> None:
+        # All at once: each write gives way to the threads that read, for up to 5 ms.
+        if lines := [line.plain + "\n" for line in self._lines(events)]:
+            self._out.write("".join(lines))
+            self._out.flush()
+
+    def _lines(self, events: Iterable[Event]) -> Iterator[Text]:
         for event in events:
             if event.kind == EventKind.PROGRESS:
                 line = self._progress(event)
@@ -80,8 +86,7 @@ class PlainView:
             if event.kind == EventKind.METRICS:  # the line of an epoch says the same
                 self._progress_shown = event.time
             if line is not None:
-                self._out.write(line.plain + "\n")
-                self._out.flush()
+                yield line
 
     def _start(self, event: Event) -> Text | None:
         """The reason why the job does not train yet, if it changed; missing processes at times.
