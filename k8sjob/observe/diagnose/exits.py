@@ -101,7 +101,8 @@ def _output(facts: Facts, end: Failure) -> LastOutput:
     if end not in facts.outputs:
         ranks = facts.ranks.get(end.replica, 1)
         facts.outputs[end] = last_output(end, facts.output_before(end), ranks=ranks)
-    return facts.outputs[end]
+    output: LastOutput = facts.outputs[end]
+    return output
 
 
 def _finding(end: Failure, cause: Cause, problem: str, next_step: str) -> Finding:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, OUTPUT
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.finding import Explanation
-    from k8sjob.observe.diagnose.output import LastOutput
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Job, Target
 
@@ -417,8 +416,8 @@ class Facts:
         return {}
 
     @cached_property
-    def outputs(self) -> dict[Failure, LastOutput]:
-        """A cache: the last output before each failure."""
+    def outputs(self) -> dict[Failure, Any]:
+        """A cache: the LastOutput before each failure."""
         return {}
 
     def of_kind(self, kind: str) -> list[Json]:
