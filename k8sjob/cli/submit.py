@@ -120,13 +120,17 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if image is None:
             check_script(spec, folder)
     pushes = spec.builds_image and image is None
-    # It may answer while lint reads the files.
-    backend = None if dry_run == "client" else _asked_ahead(plan, place, creates=not pushes)
+    backend = None
+    if dry_run != "client":
+        # It may answer while lint reads the files. An error comes again below, after lint's.
+        with suppress(BackendError):
+            backend = _asked_ahead(plan, place, creates=not pushes)
     of_target = [Change(("target",), spec.target)] if target else []
     show_lint_errors(JobFile(job.path, (*job.changes, *of_target)))
-    if backend is None:
+    if dry_run == "client":
         _show_plan(plan, place, output)
         return 0
+    backend = backend or place.connect(plan.spec.namespace)
     with job.located():
         plan = for_namespace(plan, backend)
     if pushes:
