@@ -120,11 +120,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if image is None:
             check_script(spec, folder)
     pushes = spec.builds_image and image is None
-    backend = None
-    if dry_run != "client":
-        # It may answer while lint reads the files. An error comes again below, after lint's.
-        with suppress(BackendError):
-            backend = _asked_ahead(plan, place, creates=not pushes)
+    # It may answer while lint reads the files.
+    backend = None if dry_run == "client" else _asked_ahead(plan, place, creates=not pushes)
     of_target = [Change(("target",), spec.target)] if target else []
     show_lint_errors(JobFile(job.path, (*job.changes, *of_target)))
     if dry_run == "client":
@@ -157,12 +154,15 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     return attach(backend, done.ref, place)
 
 
-def _asked_ahead(plan: Plan, place: Place, *, creates: bool) -> ClusterBackend:
-    backend = place.connect(plan.spec.namespace)
-    backend.look_at_namespace_ahead()
-    if creates:
-        backend.look_ahead(plan.job)
-    return backend
+def _asked_ahead(plan: Plan, place: Place, *, creates: bool) -> ClusterBackend | None:
+    """The cluster, to which first requests are on their way; None: to connect has failed."""
+    with suppress(BackendError):  # raised again by the next connection, after what lint says
+        backend = place.connect(plan.spec.namespace)
+        backend.look_at_namespace_ahead()
+        if creates:
+            backend.look_ahead(plan.job)
+        return backend
+    return None
 
 
 def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
