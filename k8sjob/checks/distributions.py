@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ def table(kind: str) -> dict[str, str]:
 
 def distribution_of(name: str, installed: Mapping[str, Sequence[str]]) -> str:
     """The distribution of a module, or of the module that has this attribute."""
+    from importlib import metadata  # noqa: PLC0415 - see torch_version
+
     parts, modules = name.split("."), table("import")
     candidates = dict.fromkeys(installed.get(parts[0], ()))
     if len(candidates) == 1 and not any(key.startswith(f"{parts[0]}.") for key in modules):
@@ -41,7 +43,17 @@ def distribution_of(name: str, installed: Mapping[str, Sequence[str]]) -> str:
 
 def pinned(distribution: str) -> str:
     """A distribution in the version that is installed."""
+    from importlib import metadata  # noqa: PLC0415 - see torch_version
+
     try:
         return f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
     except metadata.PackageNotFoundError:
         return distribution
+
+
+def torch_version() -> str:
+    """The version of torch that is installed; empty if there is none."""
+    # To import torch takes seconds, and importlib.metadata a sixth of a command. Conda writes
+    # egg-info.
+    folders = (info for path in sys.path for info in Path(path).glob("torch-*.*-info"))
+    return next((folder.name.split("-")[1].split(".dist")[0] for folder in folders), "")

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -48,8 +47,7 @@ def target_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--target", type=kinds, help=f"{text} that the cluster can run.")(command)
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(NamedTuple):
     """A job as the command line names it.
 
     Attributes:
@@ -236,9 +234,9 @@ def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
 def base_remarks(base: str, *, linted: bool = False) -> Iterator[str]:
     """The same of a base on which the agent runs."""
     from k8sjob.checks.base_images import too_old  # noqa: PLC0415 - of no use for most jobs
-    from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - the same
+    from k8sjob.checks.distributions import torch_version  # noqa: PLC0415 - the same
 
-    torch = pinned("torch").partition("==")[2]
+    torch = torch_version().partition("+")[0]
     # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
     if (why := too_old(base, torch)) and not (linted and too_old(base)):
         yield f"image.base: {base} has {why}; use a newer base"

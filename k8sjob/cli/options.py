@@ -73,7 +73,7 @@ def source_name(file: Path) -> str:
 
 _KEY: Final = r"[A-Za-z0-9][\w./-]*"
 _VALUE: Final = r"[\w.-]*"
-_TERM: Final = re.compile(
+_TERM: Final = (
     rf"\s*+(?:(?P<set>{_KEY})\s+(?P<in>in|notin)\s*\((?P<values>[\w.,\s-]*)\)"
     rf"|(?P<key>{_KEY})\s*(?P<is>==?|!=)\s*(?P<value>{_VALUE})"
     rf"|(?P<absent>!?)\s*(?P<there>{_KEY}))\s*(?:,|$)"
@@ -86,9 +86,9 @@ def selector(text: str) -> Callable[[Mapping[str, str]], bool]:
     Raises:
         click.UsageError: it is not a selector.
     """
-    terms, at = list[re.Match[str]](), 0
+    pattern, terms, at = re.compile(_TERM), list[re.Match[str]](), 0
     while at < len(text):
-        term = _TERM.match(text, at)
+        term = pattern.match(text, at)
         if term is None:
             raise click.UsageError(
                 f"-l {text!r}: {text[at:]!r} is not a selector; write key=value, key!=value,"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import traceback
 from contextlib import contextmanager
@@ -57,6 +56,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     cells = [[safe_line(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(_width, column)) for column in zip(*cells, strict=True)]
     if sys.stdout.isatty():  # one long name goes over the edge alone, and wraps no other row
+        import shutil  # noqa: PLC0415 - it loads all formats of archives
+
         spare = shutil.get_terminal_size().columns - sum(widths) - _COLUMN_GAP * (len(widths) - 1)
         widths[0] = max(_width(cells[0][0]), widths[0] + min(spare, 0))
     for row in cells:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -14,9 +13,7 @@ from k8sjob.cli.jobfile import JobFile, job_command
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.contract import counted
-from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
-from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +93,8 @@ def run_command(
     done = run_here(plan, backend, copy_to=copy_to, **shown)
     if done is None:
         return 0
+    from k8sjob.observe.status import job_status  # noqa: PLC0415 - the ranks start before
+
     # It may have succeeded in the moment of the interrupt, or be deleted.
     stopped = done.snapshot and job_status(done.snapshot).state is JobState.STOPPED
     if done.code > 128 and stopped:
@@ -130,7 +129,14 @@ def run_here(
         return None
     shown = (lambda _event: None) if quiet else cast("Output", output)
     logs = not (no_logs or quiet)
-    show = partial(follow, output=shown, logs=logs, verbose=verbose, outlives_reader=True)
+
+    def show(*job: Any, **settings: Any) -> int:
+        # What shows a job takes a third of a second to load, in which its ranks start.
+        from k8sjob.view.follow import follow  # noqa: PLC0415 - see above
+
+        settings |= {"output": shown, "logs": logs, "verbose": verbose}
+        return follow(*job, outlives_reader=True, **settings)
+
     done = run_plan(plan, backend, show)
     if copy_to and done.snapshot:
         copies, existing = copy_written(backend.folder(done.ref), copy_to)

@@ -12,9 +12,8 @@ from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
 from k8sjob.errors import SpecError
-from k8sjob.jobs.plan import image_warnings
 from k8sjob.rendering.dockerfile import check_script
-from k8sjob.rendering.manifest import remarks, render
+from k8sjob.rendering.manifest import image_warnings, remarks, render
 from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
+from k8sjob.checks.distributions import torch_version
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document
 from k8sjob.contract import __version__
@@ -37,10 +37,7 @@ def completion_command(shell: str) -> None:
 @format_option("table", "json", "yaml")
 def version_command(output: str) -> None:
     """Print the versions of k8sjob, of Python, and of torch if it is installed."""
-    # To import torch takes seconds, and importlib.metadata a sixth of the command. Conda writes
-    # egg-info.
-    folders = (info for path in sys.path for info in Path(path).glob("torch-*.*-info"))
-    torch = next((folder.name.split("-")[1].split(".dist")[0] for folder in folders), None)
+    torch = torch_version() or None
     versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
     if output != "table":
         document(versions, output)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, Plan
-from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import SpecError
 from k8sjob.findings import invalid
 from k8sjob.rendering.dockerfile import check_script
-from k8sjob.rendering.manifest import manifest, remarks
+from k8sjob.rendering.manifest import image_warnings, manifest, remarks
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of
@@ -147,14 +146,3 @@ def warnings(plan: Plan) -> list[str]:
         " name; prefer REPOSITORY@sha256:..."
     )
     return messages + image_warnings(plan.spec, plan.image)
-
-
-def image_warnings(spec: JobSpec, image: str) -> list[str]:
-    """That a finished image must contain the runtime; not of a digest, as `k8sjob build` prints."""
-    if not spec.uses_agent or spec.builds_image or "@sha256:" in image:
-        return []
-    text = (
-        f"the image {image} is used as it is, and must contain k8sjob's runtime, which starts the"
-        f" script, at {RUNTIME_HOME}; with `image: {{repository: ..., base: ...}}` k8sjob adds it"
-    )
-    return [text]

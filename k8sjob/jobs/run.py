@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import JobNotFound
-from k8sjob.jobs.result import Reached, deleted, result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.backends.api import JobRef, Plan, Snapshot
     from k8sjob.backends.local import LocalBackend
-    from k8sjob.jobs.result import RunResult
+    from k8sjob.jobs.result import Reached, RunResult
 
 NO_CHECKPOINT: Final = (
     "the job has no `checkpoint`: unless its script saves and loads its own, the next run starts"
@@ -46,6 +45,8 @@ class LocalRun:
         Raises:
             JobFailed: it was deleted, or, with `check`, it has not succeeded.
         """
+        from k8sjob.jobs.result import deleted, result  # noqa: PLC0415 - see run_plan
+
         if self.snapshot is None:
             raise deleted(self.ref)
         return result(self.backend, self.snapshot, self.reached, check=check)
@@ -65,7 +66,7 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
         JobFailed: it was deleted before it could be shown.
     """
     ref = backend.create(plan)
-    reached, snapshot = Reached(), None
+    snapshot = None
 
     def stop(times: int) -> str | None:
         """Stop the job at the first interrupt, and kill it at the second."""
@@ -80,6 +81,10 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
         return f"{how}; press Ctrl-C again to kill the job"
 
     try:
+        # The job runs already while what reads it is loaded, within reach of an interrupt.
+        from k8sjob.jobs.result import Reached, deleted  # noqa: PLC0415 - see above
+
+        reached = Reached()
         files = backend.folder(ref)
         code = follow(backend, ref, interrupted=stop, files=files, on_event=reached.add)
     except JobNotFound:

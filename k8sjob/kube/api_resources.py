@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
 from k8sjob.errors import BackendError
@@ -32,8 +30,7 @@ _GROUPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
+class Controller(NamedTuple):
     """The controller of a kind of object.
 
     Attributes:
@@ -106,8 +103,7 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(NamedTuple):
     """A kind of object in a namespace, as its apiserver calls it.
 
     Attributes:
@@ -162,8 +158,7 @@ def is_selector(name: str) -> bool:
     return any(character in name for character in "=!,( ")
 
 
-@dataclass(frozen=True, slots=True)
-class ResourcePath:
+class ResourcePath(NamedTuple):
     """The parts of a path; empty if it has none. The core API has no group."""
 
     group: str = ""
@@ -213,8 +208,7 @@ OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class", "workload 
 """The kinds of references to what is of no namespace."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectReference:
+class ObjectReference(NamedTuple):
     """An object that a job needs, its kind in plain words: "secret", "claim"."""
 
     kind: str
@@ -280,5 +274,7 @@ def foreign_kind(item: Any) -> str:
 
 @cache
 def _foreign_kinds() -> dict[str, dict[str, str]]:
+    import tomllib  # noqa: PLC0415 - only for manifests of others
+
     file = Path(__file__).with_name("foreign_kinds.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -123,6 +123,17 @@ def remarks(spec: JobSpec) -> list[str]:
     return [*spec.remarks, *(f"{remark.field}: {remark.text}" for remark in of_target)]
 
 
+def image_warnings(spec: JobSpec, image: str) -> list[str]:
+    """That a finished image must contain the runtime; not of a digest, as `k8sjob build` prints."""
+    if not spec.uses_agent or spec.builds_image or "@sha256:" in image:
+        return []
+    text = (
+        f"the image {image} is used as it is, and must contain k8sjob's runtime, which starts the"
+        f" script, at {RUNTIME_HOME}; with `image: {{repository: ..., base: ...}}` k8sjob adds it"
+    )
+    return [text]
+
+
 def _parsed(text: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - with the spec; a look at the package loads neither
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from k8sjob.yamldoc import Document
 
 
+# Parts by default are made by model_construct: to validate one would build its validator apart from
+# that of the spec.
 class JobSpec(Part):
     """A distributed training job: what runs, where, on how many replicas, with which resources."""
 
@@ -92,14 +94,18 @@ class JobSpec(Part):
         default=FROZEN_EMPTY,
     )
     replicas: Replicas = doc(
-        "How many replicas, and processes in each.", {"workers": 3}, default=Replicas()
+        "How many replicas, and processes in each.",
+        {"workers": 3},
+        default=Replicas.model_construct(),
     )
     resources: Resources = doc(
         "What each replica requests from its node.",
         {"gpus": 1, "cpu": 4, "memory": "32Gi"},
-        default=Resources(),
+        default=Resources.model_construct(),
     )
-    strategy: Strategy = doc("How the ranks train together.", {"kind": "ddp"}, default=Strategy())
+    strategy: Strategy = doc(
+        "How the ranks train together.", {"kind": "ddp"}, default=Strategy.model_construct()
+    )
     preflight: AnyPreflight = doc(
         "Let all nodes prove their devices and their network before the program starts, and refuse"
         " those that are broken or slow; true: with its defaults; null: no.",
@@ -113,7 +119,7 @@ class JobSpec(Part):
         "Experiment trackers that record the metrics of the run and of job.log. A resumed job"
         " continues its run.",
         {"mlflow": {"uri": "http://mlflow.team:5000"}},
-        default=Tracking(),
+        default=Tracking.model_construct(),
     )
     volumes: tuple[Volume, ...] = doc(
         "Volumes, and where they are mounted.",
@@ -191,7 +197,9 @@ class JobSpec(Part):
         "restricted",
         default=None,
     )
-    policy: Policy = doc("Restarts, clean-up, deadlines.", {"max_restarts": 3}, default=Policy())
+    policy: Policy = doc(
+        "Restarts, clean-up, deadlines.", {"max_restarts": 3}, default=Policy.model_construct()
+    )
     pod_template: FreeJson = doc(
         "Other fields of the Pod template of all replicas, for every target; merged like"
         " `overlay`, and before it.",

@@ -178,7 +178,11 @@ class Strategy(Part):
     @property
     def settings(self) -> dict[str, Any]:
         """The strategy's settings that differ from its defaults, as JSON has them."""
-        return self.model_dump(mode="json", exclude={"kind", "backend"}, exclude_defaults=True)
+        # Most jobs have none, and model_dump builds a serializer for this part alone.
+        apart = {"kind", "backend"}
+        if self.model_fields_set <= apart:
+            return {}
+        return self.model_dump(mode="json", exclude=apart, exclude_defaults=True)
 
 
 class Checkpoint(Part):
@@ -283,4 +287,5 @@ class Tracking(Part):
     @property
     def settings(self) -> dict[str, Any]:
         """Tracker -> its settings, for those that are given, as JSON has them."""
-        return self.model_dump(mode="json", exclude_none=True)
+        # See Strategy.settings.
+        return self.model_dump(mode="json", exclude_none=True) if self.model_fields_set else {}

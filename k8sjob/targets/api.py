@@ -10,11 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object, Pod, at_path
-from k8sjob.targets.field_types import fit
+from k8sjob.targets.field_types import fit, shape
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -142,8 +143,7 @@ class RoleReplicas:
         return 0 <= index < self.count and self.name(index) == name
 
 
-@dataclass(frozen=True, slots=True)
-class Companion:
+class Companion(NamedTuple):
     """An object beside a job that its Pods need; it has the job's name.
 
     Attributes:
@@ -497,14 +497,19 @@ class Target(Protocol):
     """The file name of a rendered manifest; job.yaml is the spec."""
     templates: Path | None = None
     """The folder of its templates, where that is another than templates/."""
-    shapes: Json
-    """The types of its fields, all of `spec` among them, and of its companion's; see
-    k8sjob.targets.field_types."""
     process_at: tuple[str, ...] = ()
     """The path of the training container's image, command, arguments and resources, if not in its
     Pod template."""
     sources: Mapping[str, tuple[str, ...]] = {}
     """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
+
+    @cached_property
+    def shapes(self) -> Json:
+        """The types of its fields, all of `spec` among them, and of its companion's.
+
+        See k8sjob.targets.field_types.
+        """
+        return {**shape("about"), "spec": shape(self.kind)}
 
     @property
     def kueue_framework(self) -> str:

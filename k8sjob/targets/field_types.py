@@ -6,7 +6,6 @@ a type, or None for anything. An apiserver refuses a field of another type.
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -59,24 +58,29 @@ _TYPES: Final = {
 @cache
 def tables() -> dict[str, Any]:
     """The tables of shapes.toml, here and in the folders of the kinds."""
-    # Each start reads them, and to look into all folders below costs 0.1 ms more.
+    import tomllib  # noqa: PLC0415 - many commands check no types
+
+    # To look into all folders below costs 0.1 ms more.
     folder = Path(__file__).parent
     files = [folder / "shapes.toml", *sorted(folder.glob("*/shapes.toml"))]
     return tomllib.loads("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
-def shape(written: Any) -> Any:
-    """The shape that a table of shapes.toml is, by its name, or a value in one."""
+@cache
+def shape(name: str) -> Any:
+    """The shape that a table of shapes.toml is."""
+    return _shape(tables()[name])
+
+
+def _shape(written: Any) -> Any:
+    """The shape that a value in a table is."""
     if isinstance(written, dict):
-        return {key: shape(value) for key, value in written.items()}
+        return {key: _shape(value) for key, value in written.items()}
     if isinstance(written, list):
-        return [shape(item) for item in written]
-    return _TYPES[written] if written in _TYPES else shape(tables()[written])
+        return [_shape(item) for item in written]
+    return _TYPES[written] if written in _TYPES else shape(written)
 
 
-METADATA: Final[dict[str, Any]] = shape("metadata")
-ABOUT: Final[dict[str, Any]] = shape("about")
-POD_TEMPLATE: Final[dict[str, Any]] = shape("pod_template")
 _BITS: Final = {int: 32, Seconds: 64}
 _NAMES: Final = {
     str: "text",

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from k8sjob.kube.quantity import canonical, parse
+from k8sjob.references import is_repository
 from k8sjob.spec import values
 from k8sjob.spec.values import format_duration, parse_duration
 
@@ -68,9 +69,9 @@ def test_a_trailing_slash_is_no_other_path():
 
 
 def test_repositories_have_neither_tag_nor_digest():
-    assert values.is_repository("localhost:5000/a")
-    assert not values.is_repository("a:1")
-    assert not values.is_repository("a@sha256:" + "0" * 64)
+    assert is_repository("localhost:5000/a")
+    assert not is_repository("a:1")
+    assert not is_repository("a@sha256:" + "0" * 64)
 
 
 TABLE = Path(__file__).with_name("quantities.tsv")

@@ -16,7 +16,7 @@ from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path
 from k8sjob.targets.api import Companion, Target
-from k8sjob.targets.field_types import ABOUT, shape, type_problems
+from k8sjob.targets.field_types import type_problems
 from k8sjob.targets.indexed.job import RANKS, BatchJob, Indexed
 from k8sjob.targets.indexed.pods import INDEX, IndexedPods
 
@@ -47,7 +47,6 @@ class IndexedTarget(Target):
 
     job_type: type[Indexed]
     shared_kind = True
-    shapes = {**ABOUT, "spec": shape("Job")}  # noqa: RUF012 - as in Target
     container_name: ClassVar[str] = CONTAINER_NAME
     """The name of the training container, as k8sjob renders it."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from k8sjob.kube.api_resources import Controller
 from k8sjob.targets.api import Level
-from k8sjob.targets.field_types import ABOUT, shape
 from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
 from k8sjob.targets.indexed.target import IndexedTarget
 from k8sjob.targets.jobset.job import JobSet
@@ -45,7 +44,6 @@ class JobSetTarget(IndexedTarget):
     )
     file = "jobset.yaml"
     levels = (Level("Job", "jobs", "batch/v1", CHILD_NAME),)
-    shapes = {**ABOUT, "spec": shape("JobSet")}  # noqa: RUF012 - as in Target
     manager = "jobset.sigs.k8s.io/jobset-controller"
 
     def around(self, job: Json) -> Json:

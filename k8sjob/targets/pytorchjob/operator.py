@@ -16,7 +16,7 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
 from k8sjob.findings import invalid
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.targets.api import PORT_NAME
-from k8sjob.targets.field_types import ABOUT, shape
+from k8sjob.targets.field_types import shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,10 +39,9 @@ REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 COUNTED: Final = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}
 """Phases of Pods, and what status.replicaStatuses calls their number."""
 
-JOB: Final[dict[str, Any]] = {**ABOUT, "spec": shape("PyTorchJob"), "status": None}
 
 _Json = dict[str, Any]
-_DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_1035: Final = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 _MANAGERS: Final = (MANAGER, "kueue.x-k8s.io/multikueue")
 _REPLICAS: Final = ("spec", "pytorchReplicaSpecs")
 
@@ -61,10 +60,10 @@ CLOSED_PATHS: Final = (
 
 def known_fields(*path: str) -> tuple[str, ...]:
     """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
-    shape = JOB
+    fields: dict[str, Any] = {**shape("about"), "spec": shape("PyTorchJob"), "status": None}
     for step in path:
-        shape = shape[step]
-    return tuple(shape)
+        fields = fields[step]
+    return tuple(fields)
 
 
 def operator_env(job: _Json, role: Role | str, index: int) -> dict[str, str]:
@@ -176,7 +175,7 @@ def _identity(manifest: _Json) -> Iterator[Finding]:
                 (key,), f"{value!r} is not what the training operator watches: {expected!r}"
             )
     name = at_path(manifest, "metadata", "name")
-    if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
+    if not isinstance(name, str) or len(name) > 63 or not re.fullmatch(_DNS_1035, name):
         yield invalid(
             ("metadata", "name"),
             f"{name!r} is not a DNS-1035 label",

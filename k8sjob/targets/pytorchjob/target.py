@@ -47,7 +47,6 @@ class PyTorchJobTarget(Target):
         gang_flag="--gang-scheduler-name",
     )
     file = "pytorchjob.yaml"
-    shapes = operator.JOB
     policy_at = ("spec", "runPolicy")
     sources = {  # noqa: RUF012 - as in Target
         "cleanPodPolicy": ("policy", "clean_pod_policy"),

@@ -13,13 +13,14 @@ Behavior: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Companion, Level
-from k8sjob.targets.field_types import ABOUT, METADATA, WrongType, fit, shape
+from k8sjob.targets.field_types import WrongType, fit, shape
 from k8sjob.targets.indexed.pods import NODE
 from k8sjob.targets.indexed.target import IndexedTarget
 from k8sjob.targets.jobset.target import JobSetTarget
@@ -92,7 +93,6 @@ class TrainJobTarget(IndexedTarget):
     kueue_patch = {"runtimePatches": [{"manager": KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
     process_at = ("spec", "trainer")
-    shapes = {**ABOUT, "spec": shape("TrainJob"), "runtime": shape("TrainingRuntime")}  # noqa: RUF012 - as in Target
     container_name = NODE
     manager = f"{GROUP}/trainjob-controller"
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
@@ -100,6 +100,12 @@ class TrainJobTarget(IndexedTarget):
     def job(self, document: Json) -> TrainJob:
         """The job from its Job.document, or from its object alone."""
         return TrainJob.of(self, document)
+
+    @cached_property
+    def shapes(self) -> Json:
+        """The types of its fields, and of its runtime's."""
+        runtime = shape("TrainingRuntime")
+        return {**shape("about"), "spec": shape(self.kind), "runtime": runtime}
 
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
@@ -135,7 +141,8 @@ class TrainJobTarget(IndexedTarget):
         """The typed fields of a job, or of a runtime by itself."""
         if manifest.get("kind") == self.kind:
             return super().typed(manifest)
-        return fit(manifest, {**self.shapes["runtime"], "metadata": {"name": str, **METADATA}})
+        about = {"name": str, **shape("metadata")}
+        return fit(manifest, {**self.shapes["runtime"], "metadata": about})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The values for the templates of both objects."""
