@@ -113,11 +113,12 @@ def run_attempt(
         OSError: a process could not be started.
     """
     with ExitStack() as stack:
-        members, phase = _after_import(program(restart, _folder(stack)), inbox)
+        timeout = config.session_hang_timeout
+        members, phase = _after_import(program(restart, _folder(stack)), inbox, timeout)
         group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
-        monitor = HeartbeatMonitor(files, config.session_hang_timeout)
-        steps = StepClock(config.session_hang_timeout)
+        monitor = HeartbeatMonitor(files, timeout)
+        steps = StepClock(timeout)
         observed = any(member.error_file for member in members)
         record = Attempt(launcher_time=time.monotonic() + TIMEOUTS.launcher)
         while True:
@@ -176,13 +177,15 @@ def run_attempt(
         return record
 
 
-def _after_import(members: Sequence[Member], inbox: Inbox) -> tuple[Sequence[Member], str]:
+def _after_import(
+    members: Sequence[Member], inbox: Inbox, timeout: float
+) -> tuple[Sequence[Member], str]:
     """The processes to start once they can be forked, and the phase; none where they are to end."""
     forks, phase = members[0].forks, ""
     if forks and forks.pid and not forks.ready:
         phase = "importing"
         write_event(EventKind.STARTING, phase=phase, processes=len(members))
-        forks.await_ready(inbox)
+        forks.await_ready(inbox, timeout)
     return [] if phase and inbox.stopping() else members, phase
 
 

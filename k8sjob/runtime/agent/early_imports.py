@@ -28,8 +28,8 @@ _MAX_FILES: Final = 50
 _TRAINS: Final = re.compile(rb"\b(optim|DistributedDataParallel|fully_shard)\b")
 """What imports torch's compiler, as of torch 2.6: an optimizer's first step, and DDP."""
 _SESSION: Final = re.compile(rb"\bk8sjob(\.| import )runtime\b")
-_CONFIGURES: Final = re.compile(rb"TORCH(DYNAMO|INDUCTOR|_LOGS|_COMPILE|_TRACE)")
-"""Variables that torch's compiler reads at its import."""
+_CONFIGURES: Final = re.compile(rb"\b(AOT|INDUCTOR|SYMPY|TORCH(?!ELASTIC)|TRITON)_?[A-Z]")
+"""Variables, of hundreds, that torch's compiler and its libraries read at their import."""
 
 
 def script_folder(argv: Sequence[str]) -> str:
@@ -145,18 +145,15 @@ class _Script:
             if node.level:
                 package = file.parent.relative_to(self._folder).parts
                 parts = [*package[: len(package) - node.level + 1], *parts]
-            yield from (".".join([*parts, *last]) for last in _attributes(node) if parts or last)
-
-
-def _attributes(node: ast.ImportFrom) -> Iterator[list[str]]:
-    yield []
-    yield from ([alias.name] for alias in node.names if alias.name != "*")
+            taken = [[], *([alias.name] for alias in node.names if alias.name != "*")]
+            yield from (".".join([*parts, *last]) for last in taken if parts or last)
 
 
 def _is_inert(statement: ast.stmt) -> bool:
     """Whether a statement only defines names, and calls nothing."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        parts: list[ast.expr] = [*statement.decorator_list, *statement.args.defaults]
+        values = [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
+        parts: list[ast.expr] = [*statement.decorator_list, *values]
     elif isinstance(statement, ast.Assign):
         parts = [*statement.targets, statement.value]
     elif isinstance(statement, ast.Expr):

@@ -88,14 +88,20 @@ class ForkServer:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def await_ready(self, inbox: Inbox) -> None:
-        """Return once it has imported, where it cannot be used, and where the inbox is to stop."""
+    def await_ready(self, inbox: Inbox, timeout: float) -> None:
+        """Return once it has imported, where it cannot be used, and where the inbox is to stop.
+
+        After `timeout` seconds, unless 0, its import hangs: each process is then to try for itself.
+        """
+        limit = time.monotonic() + (timeout or float("inf"))
         while self.pid and not self.ready and not inbox.stopping():
             inbox.wait(TIMEOUTS.look, self._socket.fileno())
             if select.select([self._socket], [], [], 0)[0]:
                 self.ready = self._answer() == _READY
-                if not self.ready:
-                    self._close()
+            elif time.monotonic() < limit:
+                continue
+            if not self.ready:
+                self._close()
 
     def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
         """The number of a new process as of start_process; None: the server cannot be used."""
@@ -140,38 +146,36 @@ def serve(arguments: Sequence[str]) -> list[str]:
         arguments: the socket's number, the modules' names with commas between them, and the
             program.
     """
-    began, name = time.monotonic(), _COMM.read_text().strip()
+    began = time.monotonic()
     channel = socket.socket(fileno=int(arguments[0]))
     channel.set_inheritable(False)
-    _COMM.write_text(_SERVER)
     # What fails here is not the script's: the agent then starts a process that reports the error.
     with suppress(Exception):
+        name = _COMM.read_text().strip()
+        _COMM.write_text(_SERVER)
         before = _descriptors()
         imported = _import(arguments[1].split(","))
         Observer.shared_import_s = time.monotonic() - began
         # A file that stays open, as a device's, would be one for all ranks.
-        like_new = before == _descriptors()
-        if not (like_new and _is_like_new(imported, Path(script_folder(arguments[2:])))):
-            os._exit(0)
+        same_files = before == _descriptors()
+        if not (same_files and _is_like_new(imported, Path(script_folder(arguments[2:])))):
+            os._exit(1)
         requests = channel.makefile()
         channel.sendall(f"{_READY}\n".encode())
         while line := requests.readline():
             request: dict[str, Any] = json.loads(line)
-            pid, go = _fork()
+            pid, go = _fork(request["environ"], name)
             if not pid:
                 requests.close()
                 channel.close()
-                _COMM.write_text(name)
-                replace_environ(request["environ"])
                 sys.orig_argv[:] = [*_RANK_MAIN, *request["argv"]]
-                _forget_random_numbers()
                 return list(request["argv"])
             channel.sendall(f"{pid}\n".encode())
             if not requests.readline():
                 break
             os.write(go, b".")
             os.close(go)
-    os._exit(0)
+    os._exit(1)  # never 0, with which a rank would have succeeded
 
 
 def _import(names: Sequence[str]) -> set[str]:
@@ -201,23 +205,29 @@ def _is_like_new(imported: Collection[str], folder: Path) -> bool:
     return not spoiled and len(list(Path("/proc/self/task").iterdir())) == 1
 
 
-def _fork() -> tuple[int, int]:
+def _fork(environ: Mapping[str, str], name: str) -> tuple[int, int]:
     """The number of a new child of the agent, and the pipe that lets it begin; there (0, 0).
 
     It leads a session. It ends if this process does before it has let it begin.
+
+    Raises:
+        OSError, ValueError: there is no such child.
     """
     numbers, go = os.pipe(), os.pipe()
     between = os.fork()
     if not between:
-        try:
+        begins = b""
+        with suppress(Exception):
             if os.fork():
                 os._exit(0)
             os.setsid()
+            _COMM.write_text(name)
+            replace_environ(environ)
+            _forget_random_numbers()
+            # Only now, as what fails must not end a rank: another process is then started for it.
             os.write(numbers[1], str(os.getpid()).encode())
             os.close(go[1])
             begins = os.read(go[0], 1)
-        except OSError:
-            begins = b""
         if not begins:
             os._exit(1)
         for end in (*numbers, go[0]):
