@@ -99,6 +99,23 @@ def test_a_rank_that_continues_to_write_has_no_problem(lines):
     assert diagnose(snapshot("Running", pods=pods), {"master-0": lines}) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NCCL WARN Failed to open libibverbs.so[.1]",
+        "NCCL WARN NET/IB : mlx5_0:1 Got async event : port active",
+        "NCCL WARN NET/OFI Could not disable CUDA API usage for HMEM, disabling GDR",
+        "NCCL WARN Could not find a path for pattern 4, falling back to simple order",
+        "Failed to initialize NVML: Unknown Error, so there are no GPU metrics",
+        "all replicas of the database are busy or unavailable",
+        "message truncated: received 4096 bytes",
+    ],
+)
+def test_a_warning_of_what_something_does_without_is_no_cause(text):
+    for code, cause in {3: "crash", 137: "killed", 143: "killed"}.items():
+        assert why(ended(code), [f"pod:8:8 [0] {text}"]).id == cause
+
+
 TRACEBACK = "Traceback (most recent call last):"
 AT = '  File "train.py", line 3, in <module>'
 HANDLED = [

@@ -95,6 +95,7 @@ _NCCL: Final = re.compile(
     r"(unhandled (?:system|cuda) error|internal error|invalid usage|remote .{0,80}error)"
 )
 _LAST_ERROR: Final = "Last error:"
+_FAILED_CALL: Final = re.compile(r"NCCL INFO \S+:\d+ -> \d+$")
 _WATCHDOG: Final = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout")
 _LOG_PREFIXES: Final = (
     r"^(?:\[\w+\]:\s*)?(?:\[[\d: -]+\] )?(?:\S+:\d+:\d+ )?(?:\[\d+\] )?(?:\S+:\d+ )?NCCL WARN ",
@@ -309,11 +310,13 @@ def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
     errors = (line for line in lines if "Warning: " not in line and not line[:1].isspace())
     error = next(filter(None, map(_NCCL.search, errors)), None)
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
-    # NCCL warns of nothing but what failed; where a script goes on after that, it got over it.
-    warnings = [line for line in library_lines(output.context) if "NCCL WARN " in line]
-    detail = _plain([*lines[after:], *warnings][0]) if lines[after:] or warnings else ""
-    if error is None and not warnings:
+    # NCCL also warns where it does without something. What failed is its last word, below the
+    # warning; a script that goes on after that got over it.
+    last_words = [line for line in library_lines(output.context) if "NCCL " in line]
+    if error is None and not (last_words and _FAILED_CALL.search(last_words[-1])):
         return None
+    details = [*lines[after:], *(line for line in last_words if "NCCL WARN " in line)]
+    detail = _plain(details[0]) if details else ""
     what = ": ".join(filter(None, (error[1] if error else "", detail)))
     step = "INFO in run.env shows what it did before" if detail else "WARN in run.env shows why"
     return Explanation(Cause.NCCL, f"NCCL failed: {what}", f"NCCL_DEBUG: {step}")

@@ -181,6 +181,7 @@ def _step_by_kind(optimizer: Optimizer) -> None:
     """Let each step take divided parameters apart from plain ones: no list may mix the two."""
     # Other optimizers may keep numbers in their groups, which the parts of one would not share.
     if not type(optimizer).__module__.startswith("torch.optim"):
+        optimizer.register_step_pre_hook(_use_no_lists)
         return
     whole: list[dict[str, Any]] = []
 
@@ -198,6 +199,12 @@ def _step_by_kind(optimizer: Optimizer) -> None:
 
     optimizer.register_step_pre_hook(divide)
     optimizer.register_step_post_hook(join)
+
+
+def _use_no_lists(optimizer: Optimizer, *_: Any) -> None:
+    # Before each step, as a checkpoint that is restored brings these settings back.
+    for group in optimizer.param_groups:
+        group |= {name: False for name in ("foreach", "fused") if name in group}
 
 
 _MIXED = (
