@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from serving import hang_up
+from serving import Server, hang_up
 
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.client.transport import ApiError
@@ -177,7 +177,7 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     clusters = [
         {"certificate-authority": "ca.crt"},  # relative to its kubeconfig
-        {"certificate-authority-data": commented},
+        {"certificate-authority": "nowhere", "certificate-authority-data": commented},
         {"certificate-authority": None, "insecure-skip-tls-verify": True},
     ]
     for cluster in clusters:
@@ -190,7 +190,7 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
 
 
 class Tunnels(socketserver.ThreadingTCPServer):
-    """A proxy that connects to whatever CONNECT names."""
+    """A proxy that connects to one server, whatever CONNECT names."""
 
     daemon_threads = True
     asked = ()
@@ -199,8 +199,8 @@ class Tunnels(socketserver.ThreadingTCPServer):
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += request.recv(1)
-        self.asked = (*self.asked, head.split()[1].decode())
-        with socket.create_connection(self.asked[-1].split(":")) as server:
+        self.asked = (*self.asked, head.decode())
+        with socket.create_connection(self.server) as server:
             request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
             threading.Thread(target=pump, args=(server, request), daemon=True).start()
             pump(request, server)
@@ -216,12 +216,18 @@ def pump(source, sink):
 def test_a_proxy_is_asked_for_a_tunnel_once(python, apiserver):
     with Tunnels(("127.0.0.1", 0), None) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        there = python(**{"proxy-url": "http://{}:{}".format(*proxy.server_address)})
+        proxy.server = apiserver.server_address
+        url = "http://ann:p%40ss@{}:{}".format(*proxy.server_address)
+        there = python(**{"server": "https://127.0.0.1", "proxy-url": url})
         apiserver.on(GOOD)
         assert [there.request("GET", NODES) for _ in range(2)] == [GOOD[1]] * 2
         proxy.shutdown()
-    assert proxy.asked == (apiserver.host,)
+    (head,) = proxy.asked
+    assert head.startswith("CONNECT 127.0.0.1:443 ")
+    assert "Proxy-Authorization: Basic YW5uOnBAc3M=\r\n" in head
     assert tokens(apiserver) == RENEWED[:1] * 2
+    ((_, _, headers, _), _) = apiserver.asked
+    assert (headers["Host"], headers["Proxy-Authorization"]) == ("127.0.0.1", None)
 
 
 def test_a_proxy_of_another_kind_is_refused(python):
@@ -260,6 +266,44 @@ def test_only_reads_are_retried_on_a_broken_connection(python, apiserver):
     assert len(apiserver.asked) == 1
 
 
+def test_a_read_is_retried_on_a_new_connection(python, apiserver):
+    there, both, kept = python(), threading.Barrier(2), set()
+
+    def answer(_):
+        if kept:
+            return lambda handler: handler.connection in kept or handler.reply(*GOOD)
+        both.wait(30)
+        return GOOD
+
+    apiserver.answer = answer
+    for future in [start(lambda: there.request("GET", NODES)) for _ in range(2)]:
+        future.result()
+    kept |= apiserver.connections
+    assert there.request("GET", NODES) == GOOD[1]
+
+
+def test_an_announcement_is_not_taken_for_an_answer(python, apiserver):
+    there = python()
+
+    def announce(handler):
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        handler.reply(*GOOD)
+
+    apiserver.on(announce)
+    with pytest.raises(ApiError, match="the server returned 103"):
+        there.request("GET", NODES)
+
+
+def test_a_certificate_may_be_trusted_without_its_issuer(python, certificate, tmp_path):
+    pem = tmp_path / "server.pem"
+    argv = f"openssl req -x509 -CA {certificate} -CAkey {certificate} -newkey rsa:2048 -noenc"
+    argv += f" -subj /CN=x -addext subjectAltName=IP:127.0.0.1 -keyout {pem}.key -out {pem}"
+    subprocess.run(argv.split(), check=True, capture_output=True)
+    with Server(lambda _: GOOD, tls=[pem, f"{pem}.key"]) as server:
+        there = python(server=server.url, **{"certificate-authority": str(pem)})
+        assert there.request("GET", NODES) == GOOD[1]
+
+
 def test_a_patch_names_its_kind_and_only_metadata_is_requested(python, apiserver):
     there = python()
     apiserver.on(GOOD)
@@ -284,6 +328,8 @@ def test_an_answer_in_another_language_is_reported(python, apiserver):
 def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):
     with pytest.raises(ApiError, match=r"context here cannot be used: .*/nowhere"):
         python(server="https://127.0.0.1:1", **{"certificate-authority": "/nowhere"})
+    with pytest.raises(ApiError, match=r"cannot be reached: .*label empty"):
+        python(server="https://a..b").request("GET", NODES)
 
 
 def test_without_the_client_the_package_that_plugins_need_is_named(kubeconfig, plugin):

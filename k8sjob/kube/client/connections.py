@@ -5,14 +5,15 @@ Importing urllib3 instead takes longer than a short command may take.
 
 from __future__ import annotations
 
+import base64
 import select
 import socket
 import zlib
 from collections import deque
 from contextlib import suppress
-from http.client import HTTPConnection, IncompleteRead
+from http.client import HTTPConnection, HTTPException, IncompleteRead
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
@@ -48,21 +49,29 @@ class Connections:
         server_name: str | None = None,
         proxy: str = "",
     ) -> None:
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[HTTPConnection] = deque()
         url, through = urlsplit(server if "://" in server else f"//{server}"), urlsplit(proxy)
         if through.scheme not in {"", "http"}:
             raise ValueError(f"the proxy is of {through.scheme}://, for which --client=kubectl is")
         host, self._path = url.hostname or "", url.path
         self._address = self._peer = host, url.port or (443 if context else 80)
+        self._for_proxy: dict[str, str] = {}
         if proxy:
             self._peer = through.hostname or "", through.port or 80
+            if through.username is not None:
+                pair = unquote(f"{through.username}:{through.password or ''}")
+                self._for_proxy["Proxy-Authorization"] = basic(pair)
             if not context:  # without a tunnel the proxy reads the whole URL
                 self._path = f"http://{url.netloc}{url.path}"
         self._context, self._server_name = context, server_name or host
 
-    def __del__(self) -> None:
-        for connection in self._idle:
-            connection.close()
+    def close_idle(self) -> None:
+        """Close the connections that are kept: what ended one may have ended all."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    __del__ = close_idle
 
     def send(
         self, method: str, target: str, headers: Headers, body: bytes | None, timeout: float
@@ -84,22 +93,20 @@ class Connections:
         try:
             connection.sock.settimeout(timeout)
             connection.putrequest(method, self._path + target, skip_accept_encoding=True)
-            for name, value in headers:
+            # The header of a tunnel's proxy went with its CONNECT.
+            for name, value in headers if self._context else [*headers, *self._for_proxy.items()]:
                 connection.putheader(name, value)
             if body is not None:
                 connection.putheader("Content-Length", str(len(body)))
             # A server that refuses a large body may answer and hang up before the body has ended.
             with suppress(BrokenPipeError):
                 connection.endheaders(body)
-            return Answer(connection, connection.sock, self._keep)
+            return Answer(connection, self._idle.append)
         except BaseException:
             connection.close()
             raise
 
-    def _keep(self, connection: _Connection) -> None:
-        self._idle.append(connection)
-
-    def _connection(self, timeout: float) -> _Connection:
+    def _connection(self, timeout: float) -> HTTPConnection:
         """One that is open: a kept one that the server has not closed, else a new one."""
         with suppress(IndexError):
             while True:
@@ -111,32 +118,25 @@ class Connections:
                     return kept
                 kept.close()
         seconds = min(timeout, CONNECT_SECONDS)
-        connection = _Connection(*self._peer, timeout=seconds)
-        connection.tls = self._context, self._server_name
+        connection = HTTPConnection(*self._peer, timeout=seconds)
+        connection.auto_open = 0  # which would be without TLS
+        # Some proxies do not know a Host with that port.
+        connection.default_port = 443 if self._context else 80
         if self._context and self._peer != self._address:
-            connection.set_tunnel(*self._address)
+            connection.set_tunnel(*self._address, self._for_proxy)
         try:
             connection.connect()
+            if self._context:
+                plain, name = connection.sock, self._server_name
+                connection.sock = self._context.wrap_socket(plain, server_hostname=name)
         except TimeoutError:
             connection.close()
             raise TimeoutError(f"no connection within {seconds:.0f} s") from None
         return connection
 
 
-class _Connection(HTTPConnection):
-    """http.client's, with a name for TLS that is not the host's."""
-
-    tls: tuple[ssl.SSLContext | None, str]
-
-    def connect(self) -> None:
-        super().connect()
-        context, name = self.tls
-        if context:
-            self.sock: socket.socket = context.wrap_socket(self.sock, server_hostname=name)
-
-
 class Answer:
-    """An answer, which is read once.
+    """An answer, which is read once and then closed.
 
     Attributes:
         status: of HTTP.
@@ -144,16 +144,17 @@ class Answer:
     """
 
     def __init__(
-        self,
-        connection: _Connection,
-        sock: socket.socket,
-        keep: Callable[[_Connection], object],
+        self, connection: HTTPConnection, keep: Callable[[HTTPConnection], object]
     ) -> None:
+        self._connection, self._keep = connection, keep
         # Where an answer ends with its connection, http.client gives the socket to the response.
-        self._connection, self._socket, self._keep = connection, sock, keep
+        self._socket = connection.sock
         self._kept = False
         self._response = connection.getresponse()
         self.status, self.headers = self._response.status, self._response.headers
+        # http.client skips a 100 alone. What follows another would be the next request's answer.
+        if self.status < 200:
+            raise HTTPException(f"the server returned {self.status}, which announces an answer")
 
     def stream(self) -> Iterator[bytes]:
         """The content in pieces, as they come; the connection is kept at their end.
@@ -168,8 +169,6 @@ class Answer:
         self._kept = self._response.isclosed() and not self._response.will_close
         if self._kept:
             self._keep(self._connection)
-        else:
-            self.close()
 
     def _pieces(self) -> Iterator[bytes]:
         response = self._response
@@ -204,3 +203,8 @@ def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
         raise IncompleteRead(b"") from error
     if not unpacking.eof:
         raise IncompleteRead(b"")
+
+
+def basic(pair: str) -> str:
+    """The value of a header for a user and a password, with a colon between them."""
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

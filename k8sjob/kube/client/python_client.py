@@ -23,7 +23,7 @@ from k8sjob import environment
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
-from k8sjob.kube.client.connections import Connections
+from k8sjob.kube.client.connections import Connections, basic
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
 
@@ -156,6 +156,7 @@ class PythonTransport:
             except (ConnectionError, HTTPException):
                 # A kept connection that the server closed in this moment. A request that changes
                 # something may have been carried out.
+                connections.close_idle()
                 if method != "GET":
                     raise
                 answer = send()
@@ -177,9 +178,8 @@ class PythonTransport:
         with self._network_errors():
             try:
                 return body_of(answer.stream())
-            except BaseException:
+            finally:
                 answer.close()  # the rest of it would be the next answer of its connection
-                raise
         raise AssertionError  # not reached: errors are raised
 
     def _refused(self, status: int, data: bytes) -> ApiError:
@@ -199,7 +199,7 @@ class PythonTransport:
         """Errors of the network as ApiErrors; none once `stop` is set."""
         try:
             yield
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: of a host's name
             if stop and stop.is_set():
                 return
             if isinstance(error, ssl.SSLCertVerificationError):
@@ -271,8 +271,7 @@ def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
     if token := Path(file).read_text(encoding="utf-8").strip() if file else user.get("token"):
         return {"authorization": f"Bearer {token}"}
     if user.get("username") and user.get("password"):
-        pair = f"{user['username']}:{user['password']}".encode()
-        return {"authorization": f"Basic {base64.b64encode(pair).decode()}"}
+        return {"authorization": basic(f"{user['username']}:{user['password']}")}
     return {}
 
 
@@ -286,7 +285,8 @@ def _connections(access: Access) -> Connections:
             ("cert_file", user, "client-certificate"),
             ("key_file", user, "client-key"),
         ):
-            file, data = fields.get(name), fields.get(f"{name}-data")
+            data = fields.get(f"{name}-data")
+            file = None if data else fields.get(name)
             if data and fields is cluster:
                 # Python's ssl takes no text but ASCII, and comments may have other characters.
                 options["ca_cert_data"] = base64.b64decode(data).decode("ascii", "ignore")
@@ -316,13 +316,15 @@ def _tls_context(server: str, options: Mapping[str, Any]) -> ssl.SSLContext | No
     context.set_alpn_protocols(["http/1.1"])
     context.check_hostname = options["cert_reqs"] == ssl.CERT_REQUIRED
     context.verify_mode = options["cert_reqs"]
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the CA may be an intermediate one
     file, data = options.get("ca_certs"), options.get("ca_cert_data")
     if file or data:
         context.load_verify_locations(file, cadata=data)
     else:
         context.load_default_certs()
     if certificate := options.get("cert_file"):
-        context.load_cert_chain(certificate, options.get("key_file"))
+        # With a password, a key that is encrypted is an error; without one, OpenSSL asks for it.
+        context.load_cert_chain(certificate, options.get("key_file"), password="")
     return context
 
 
