@@ -3,12 +3,9 @@
 import base64
 import json
 import logging
-import socket
-import socketserver
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 
 import pytest
 from serving import Server, hang_up
@@ -189,45 +186,32 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
         python({"token": "t"})
 
 
-class Tunnels(socketserver.ThreadingTCPServer):
-    """A proxy that connects to one server, whatever CONNECT names."""
+class BehindProxy(Server):
+    """A server and the proxy before it, which keeps what it is asked for."""
 
-    daemon_threads = True
-    asked = ()
+    heads = ()
 
-    def finish_request(self, request, _address):
+    def finish_request(self, request, address):
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += request.recv(1)
-        self.asked = (*self.asked, head.decode())
-        with socket.create_connection(self.server) as server:
-            request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            threading.Thread(target=pump, args=(server, request), daemon=True).start()
-            pump(request, server)
+        self.heads = (*self.heads, head.decode())
+        request.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        super().finish_request(request, address)
 
 
-def pump(source, sink):
-    with suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-
-
-def test_a_proxy_is_asked_for_a_tunnel_once(python, apiserver):
-    with Tunnels(("127.0.0.1", 0), None) as proxy:
-        threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        proxy.server = apiserver.server_address
-        url = "http://ann:p%40ss@{}:{}".format(*proxy.server_address)
+def test_a_proxy_is_asked_for_a_tunnel_once(python, certificate):
+    asked = []
+    with BehindProxy(lambda request: asked.append(request) or GOOD, tls=[certificate]) as proxy:
+        url = f"http://ann:p%40ss@{proxy.host}"
         there = python(**{"server": "https://127.0.0.1", "proxy-url": url})
-        apiserver.on(GOOD)
         assert [there.request("GET", NODES) for _ in range(2)] == [GOOD[1]] * 2
-        proxy.shutdown()
-    (head,) = proxy.asked
+    (head,) = proxy.heads
     assert head.startswith("CONNECT 127.0.0.1:443 ")
     assert "Proxy-Authorization: Basic YW5uOnBAc3M=\r\n" in head
-    assert tokens(apiserver) == RENEWED[:1] * 2
-    ((_, _, headers, _), _) = apiserver.asked
-    assert (headers["Host"], headers["Proxy-Authorization"]) == ("127.0.0.1", None)
+    headers = asked[-1].headers
+    assert (headers["Host"], headers["Authorization"]) == ("127.0.0.1", RENEWED[0])
+    assert "Proxy-Authorization" not in headers
 
 
 def test_a_proxy_of_another_kind_is_refused(python):

@@ -13,7 +13,7 @@ import logging
 import ssl
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -94,16 +94,13 @@ class PythonTransport:
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
         answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
-        try:
-            with self._network_errors(stop), _ended_by(stop, answer):
-                if answer.status >= 300:
-                    raise self._refused(answer.status, self._body(answer))
-                for line in lines(answer.stream()):
-                    if stop and stop.is_set():
-                        return
-                    yield line
-        finally:
-            answer.close()
+        with closing(answer), self._network_errors(stop), _ended_by(stop, answer):
+            if answer.status >= 300:
+                raise self._refused(answer.status, self._body(answer))
+            for line in lines(answer.stream()):
+                if stop and stop.is_set():
+                    return
+                yield line
 
     # --- one answer -------------------------------------------------------------------------------
 
@@ -175,11 +172,9 @@ class PythonTransport:
                 )
 
     def _body(self, answer: Answer) -> bytes:
-        with self._network_errors():
-            try:
-                return body_of(answer.stream())
-            finally:
-                answer.close()  # the rest of it would be the next answer of its connection
+        # What is left of it would be the next answer of its connection.
+        with closing(answer), self._network_errors():
+            return body_of(answer.stream())
         raise AssertionError  # not reached: errors are raised
 
     def _refused(self, status: int, data: bytes) -> ApiError:
