@@ -66,11 +66,9 @@ def cached_value(name: str, key: str) -> Any:
     """The value that was kept under a name for this key; None: there is none, or it is damaged."""
     folder = own_cache_folder()
     with suppress(OSError, ValueError):
-        # The digest first: a write that was cut short is no value.
         digest, _, content = (folder / name).read_bytes().partition(b"\n") if folder else (b"",) * 3
-        if digest.decode() == hashlib.sha256(content).hexdigest():
-            kept_key, value = json.loads(content)
-            return value if kept_key == key else None
+        if digest == _digest(name, key, content):
+            return json.loads(content)
     return None
 
 
@@ -81,18 +79,18 @@ def keep_value(name: str, key: str, value: Any) -> None:
     """
     if (folder := own_cache_folder()) is None:
         return
-    content = json.dumps([key, value]).encode()
+    content = json.dumps(value).encode()
     with suppress(OSError):
-        draft, file = create_draft(folder / name, 0o600)
-        try:
-            with os.fdopen(file, "wb") as out:
-                out.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            draft.replace(folder / name)
-        finally:
-            draft.unlink(missing_ok=True)
+        with whole_file(folder / name) as out:
+            out.write(_digest(name, key, content) + b"\n" + content)
         values = folder.glob(f"{name.partition('-')[0]}-*.json")
         for oldest in sorted(values, key=lambda path: -path.stat().st_mtime)[_MOST_VALUES:]:
             oldest.unlink(missing_ok=True)
+
+
+def _digest(name: str, key: str, content: bytes) -> bytes:
+    """What a kept value begins with; one that is damaged, or of another key, has another."""
+    return hashlib.sha256(f"{name}\n{key}\n".encode() + content).hexdigest().encode()
 
 
 @contextmanager

@@ -80,18 +80,23 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     """
     if builds and (dry_run or onto):
         raise click.UsageError("--build builds an image first; omit --dry-run and --onto")
-    source = Source.of(job.path, job.changes)
+    # To read changes takes as long as the file, and a build needs the whole spec.
+    source = None if job.changes or builds else Source.of(job.path)
     image = CodeImage.remembered(source) if source else None
-    if image is None or source is None:
-        image, folder = _read(job, source), job.folder
+    if source and image:
+        spec, folder = None, source.folder
     else:
-        folder = source.folder
+        spec, folder = _checked(job), job.folder
+        image = CodeImage.of(spec)
+        # The file may have been written since, and another job been read of it.
+        if source and source == Source.of(job.path):
+            image.remember(source)
     for remark in (*image.remarks, *(base_remarks(image.base) if image.uses_agent else ())):
         warn(remark)
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
-        if builds:
-            build_and_report(job.load(), folder, **options)
+        if builds and spec:
+            build_and_report(spec, folder, **options)
         pushed = push(
             image,
             folder,
@@ -119,18 +124,14 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
         line(pushed.reference)
 
 
-def _read(job: JobFile, source: Source | None) -> CodeImage:
-    """The image of a job whose file is read; it is remembered."""
+def _checked(job: JobFile) -> JobSpec:
+    """The spec of a job, whose script is in its image."""
     from k8sjob.rendering.dockerfile import check_script  # noqa: PLC0415 - as in jobfile
 
     spec = job.load()
     with job.located():
         check_script(spec, job.folder)
-    image = CodeImage.of(spec)
-    # The file may have been written since, and another job been read of it.
-    if source and source == Source.of(job.path, job.changes):
-        image.remember(source)
-    return image
+    return spec
 
 
 class _Line:

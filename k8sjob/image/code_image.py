@@ -20,10 +20,9 @@ from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns
 from k8sjob.rendering.image_files import OWN_IGNORE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from k8sjob.spec import Image, JobSpec
-    from k8sjob.spec.changes import Change
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 
@@ -68,11 +67,8 @@ class CodeImage:
         """The image of a job; ImageError where it has no base."""
         from k8sjob.rendering.manifest import container_argv  # noqa: PLC0415 - see the module
 
-        image, (command, args), script = (
-            image_on_base(spec, "push"),
-            container_argv(spec),
-            spec.run.script,
-        )
+        image, script = image_on_base(spec, "push"), spec.run.script
+        command, args = container_argv(spec)
         return cls(
             repository=image.repository,
             base=image.base or "",
@@ -125,7 +121,7 @@ class CodeImage:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A job.yaml with changes, as it was at a moment.
+    """A job.yaml, as it was at a moment.
 
     Attributes:
         folder: that its relative paths start from.
@@ -138,26 +134,30 @@ class Source:
     inputs: str
 
     @classmethod
-    def of(cls, path: Path, changes: Sequence[Change]) -> Source | None:
+    def of(cls, path: Path) -> Source | None:
         """The source of a file, or of the job.yaml in a folder; None where it is none."""
         file = path / JOB_FILE if path.is_dir() else path
-        if file.suffix not in {".yaml", ".yml"}:  # a script's job follows from the working folder
+        # A script's job follows from the working folder, and a pipe is read only once.
+        if file.suffix not in {".yaml", ".yml"} or not file.is_file():
             return None
         try:
-            inputs = (file.read_bytes(), sys.version, *_package_states(_PACKAGE))
+            with file.open("rb") as opened:
+                content = opened.read(2**21)  # one that is longer is no job.yaml
+            inputs = (content, sys.version, *package_states())
         except OSError:
             return None
-        place = (os.path.realpath(file), repr(changes))
+        place = os.path.realpath(file)
         digests = [hashlib.sha256(repr(part).encode()).hexdigest() for part in (place, inputs)]
         return cls(file.parent, f"job-{digests[0][:24]}.json", digests[1])
 
 
-def _package_states(folder: str | Path) -> Iterator[tuple[str, int, int]]:
-    """The states of k8sjob's own modules: another k8sjob may read a job.yaml otherwise."""
-    with os.scandir(folder) as entries:
+def package_states(folder: str | Path | None = None) -> Iterator[tuple[str, int, int, int]]:
+    """The states of k8sjob's own files: another k8sjob may make another image of the same job."""
+    with os.scandir(folder or _PACKAGE) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith((".py", ".tsv", ".toml")):
                 state = entry.stat()
-                yield entry.path, state.st_size, state.st_mtime_ns
-            elif entry.name not in {"__pycache__", "runtime", "ui"} and entry.is_dir():
-                yield from _package_states(entry.path)
+                # Also the time of change: archives and installers may set the other one.
+                yield entry.path, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from package_states(entry.path)

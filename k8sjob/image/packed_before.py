@@ -14,16 +14,17 @@ import stat
 import sys
 import zlib
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.files import cached_value, keep_value, own_cache_folder
+from k8sjob.image.code_image import package_states
 from k8sjob.image.layers import OPEN_FLAGS, CodeLayer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.secrets import Secret
-from k8sjob.rendering.image_files import runtime_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from k8sjob.image.build_context import Context, File
 
 _RACY_SECONDS: Final = 2.0
@@ -71,9 +72,7 @@ class PackedBefore:
 def _states(context: Context) -> str:
     """A digest of the states of all that decides about a layer's bytes and findings."""
     states = [(file.name, *_state(file.state)) for file in context.entries if not file.is_folder]
-    paths = [path for _, path in runtime_files()] + sorted(Path(__file__).parent.glob("*.*"))
-    states += [(str(path), *_state(path.stat())) for path in paths]
-    versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION)
+    versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION, *package_states())
     return hashlib.sha256(repr((states, versions)).encode()).hexdigest()
 
 

@@ -36,4 +36,4 @@ def runtime_files() -> Iterator[tuple[str, Path]]:
     )
     shared = (_PACKAGE / name for name in names.split())
     for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
-        yield str(file).removeprefix(f"{_PACKAGE.parent}/"), file
+        yield str(file).removeprefix(str(_PACKAGE.parent)).lstrip("/"), file

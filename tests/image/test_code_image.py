@@ -8,7 +8,7 @@ from k8sjob.cli.jobfile import JobFile
 from k8sjob.files import cached_value, keep_value
 from k8sjob.image import code_image
 from k8sjob.image.code_image import CodeImage, Source
-from k8sjob.spec.changes import Change
+from k8sjob.image.registry.manifest import digest_of
 from k8sjob.spec.load import load
 
 
@@ -23,22 +23,20 @@ def job(write_job):
     return write_job("reg.example/team/app", "reg.example/base:1", ", pip: [tqdm]")
 
 
-def known(path, changes=()):
-    return CodeImage.remembered(Source.of(path, changes))
+def known(path):
+    return CodeImage.remembered(Source.of(path))
 
 
-def remember(path, changes=()):
-    image = CodeImage.of(load(path, changes))
-    image.remember(Source.of(path, changes))
+def remember(path):
+    image = CodeImage.of(load(path))
+    image.remember(Source.of(path))
     return image
 
 
 def test_a_file_says_what_it_said(job):
-    changes = (Change.parse("image.platform=linux/arm64"),)
     assert known(job) is None
-    image, other = remember(job), remember(job, changes)
+    image = remember(job)
     assert known(job) == known(job.parent) == image
-    assert known(job, changes) == other != image
     assert image.pip == ("tqdm",)
     assert image.command[-1] == "main.py"
 
@@ -75,8 +73,10 @@ def test_every_change_is_seen(code, write_job, change, monkeypatch):
 
 
 def test_only_a_file_has_a_source(code, tmp_path):
-    for path in (code / "main.py", tmp_path / "missing.yaml", code.parent / "-"):
-        assert Source.of(path, ()) is None
+    (tmp_path / "endless.yaml").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    names = ("code/main.py", "missing.yaml", "-", "endless.yaml", "pipe.yaml")
+    assert not any(Source.of(tmp_path / name) for name in names)
 
 
 def test_a_file_that_is_written_while_it_is_read_is_not_remembered(
@@ -99,22 +99,31 @@ def test_a_file_that_is_written_while_it_is_read_is_not_remembered(
     assert len(written) == 2  # the first two times
 
 
-DAMAGES = {
-    "empty": lambda whole: "",
-    "another form": lambda whole: "{}",
-    "cut short": lambda whole: whole[:-1],
-    "one character": lambda whole: whole.replace("base:1", "base:2"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_value_is_none(job, cache, damage):
+def test_a_damaged_value_is_none(job, cache):
     remember(job)
     (file,) = cache.glob("job-*.json")
     whole = file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_text(damage(whole))
-    assert known(job) is None
+    for damaged in ("", "{}", whole[:-1], whole.replace("base:1", "base:2")):
+        file.write_text(damaged)
+        assert known(job) is None
+
+
+def test_changes_are_read_each_time(registry, base_image, write_job, k8sjob):
+    job = write_job(f"{registry.host}/team/changes", base_image(registry))
+    for option in (("--set", "run.args=[1.1]"), ("--set", "run.args=[1.10]"), ("--", "x"), ()):
+        assert "unchanged" not in k8sjob("push", job, *option).stderr
+
+
+def test_a_wrong_media_type_is_not_kept(registry, base_image, write_job, k8sjob):
+    store, name = registry.store, "team/typeless"
+    base_image(registry, f"{name}:1")
+    media_type, raw = store.manifests[name, store.tags[name, "1"]]
+    raw = raw.replace(f'"mediaType": "{media_type}", '.encode(), b"", 1)
+    job = write_job(f"{registry.host}/team/app", f"{registry.host}/{name}@{digest_of(raw)}")
+    for header, code in (("text/html", 1), (media_type, 0)):
+        store.manifests[name, digest_of(raw)] = (header, raw)
+        assert k8sjob("push", job).returncode == code
 
 
 def test_the_oldest_values_are_forgotten(cache, monkeypatch):

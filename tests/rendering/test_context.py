@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from k8sjob.errors import ImageError, K8sJobError, SpecError
+from k8sjob.rendering import image_files
 from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context
 from k8sjob.rendering.dockerignore import dockerignore
 from k8sjob.rendering.manifest import render
@@ -270,3 +272,8 @@ def test_a_folder_that_python_can_run_is_a_script(built, tmp_path):
         check_script(spec, tmp_path)
     (folder / "__main__.py").touch()
     check_script(spec, tmp_path)
+
+
+def test_k8sjob_may_lie_in_the_root_of_a_disk(monkeypatch):
+    monkeypatch.setattr(image_files, "_PACKAGE", Path("/k8sjob"))
+    assert next(image_files.runtime_files())[0] == "k8sjob/__init__.py"

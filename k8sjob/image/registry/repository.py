@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.blob_content import Content
     from k8sjob.image.registry.credentials import CredentialEntry, Keyring, Login
     from k8sjob.image.registry.http_client import HttpClient, Response
-    from k8sjob.image.registry.manifest import Descriptor, ImageReference, Manifest
+    from k8sjob.image.registry.manifest import ImageReference, Manifest
     from k8sjob.image.registry.oci_layout import Layout
 
 _MAX_NESTING: Final = 3
@@ -112,11 +112,9 @@ class Repository:
         )
 
     def _read(self, version: str) -> Manifest | Index:
-        def receive() -> list[str]:
-            return self._received(version)
-
+        path, receive = f"{self._manifests}/{version}", partial(self._received, version)
         # A tag may name another image the next time.
-        text, media_type = _kept(self, version, receive) if ":" in version else receive()
+        text, media_type = self._kept(path, receive) if ":" in version else receive()
         return manifest.read(text.encode("latin-1"), media_type, str(self.reference))
 
     def _received(self, version: str) -> list[str]:
@@ -137,15 +135,34 @@ class Repository:
                     f"{self.reference}: what was received as {version} has the digest {digest}: the"
                     " registry, or a proxy in between, is broken; try again"
                 )
-        return [answer.body.decode("latin-1"), answer.headers.get("Content-Type", "")]
+        media_type = answer.headers.get("Content-Type", "")
+        manifest.read(answer.body, media_type, str(self.reference))  # a wrong type is not kept
+        return [answer.body.decode("latin-1"), media_type]
 
-    def blob(self, descriptor: Descriptor) -> bytes:
-        """A small blob, whole; ImageError where it cannot be read, or is not what it should be."""
-        if descriptor.size > MAX_BODY:
+    def config(self, image: Manifest) -> dict[str, Any]:
+        """The config of an image; ImageError where it cannot be read, or is none."""
+        blob = image.config
+        if blob.size > MAX_BODY:
             raise ImageError(
-                f"{self.reference}: its config has {descriptor.size} bytes; the image is broken"
+                f"{self.reference}: its config has {blob.size} bytes; the image is broken"
             )
-        return b"".join(RemoteContent(self.client, self.reference, descriptor).blocks())
+
+        def receive() -> list[str]:
+            content = RemoteContent(self.client, self.reference, blob)
+            return [b"".join(content.blocks()).decode("latin-1")]
+
+        (text,) = self._kept(f"{self._blobs}/{blob.digest}", receive)
+        return read_object(text.encode("latin-1"), str(self.reference))
+
+    def _kept(self, path: str, receive: Callable[[], list[str]]) -> list[str]:
+        """What lies at a path that ends in its digest; the first time it is received, and kept."""
+        key = self.reference.registry + path
+        name = f"image-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+        value: list[str] | None = cached_value(name, key)
+        if value is None:
+            value = receive()
+            keep_value(name, key, value)
+        return value
 
     def holds(self, content: Content) -> bool:
         """Whether the repository has a blob."""
@@ -286,13 +303,8 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     Raises:
         ImageError: there is none, or none for the platform.
     """
-    image, name = repository.image(platform), str(repository.reference)
-
-    def read_config() -> dict[str, Any]:
-        return read_object(repository.blob(image.config), name)
-
-    config = _kept(repository, image.config.digest, read_config)
-    base = BaseImage(repository.reference, image, config)
+    image = repository.image(platform)
+    base = BaseImage(repository.reference, image, repository.config(image))
     # An image without an index is of one platform, whatever is asked for.
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
         raise ImageError(
@@ -300,17 +312,6 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
             " another base, or change it"
         )
     return base
-
-
-def _kept(repository: Repository, digest: str, read: Callable[[], Any]) -> Any:
-    """What a digest names in a repository, of the cache; the first time it is read, and kept."""
-    key = f"{repository.reference.registry}/{repository.reference.repository}@{digest}"
-    name = f"image-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
-    value = cached_value(name, key)
-    if value is None:
-        value = read()
-        keep_value(name, key, value)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
