@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import OWN_LAUNCHER, EventKind, ExitCode, Reason
-from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup
+from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base import hangs
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
@@ -171,7 +171,7 @@ def run_attempt(
             pause = TIMEOUTS.poll if group.lingering else TIMEOUTS.look if observed else _NEVER
             inbox.wait(min(due, pause))
         # What has left the processes' groups, such as a daemon, is a child of the agent's by now.
-        group.kill_strays()
+        kill_children({member.forks.pid for member in members if member.forks})
         # Read at the very end: a rank may write its reason after the last look.
         record.reasons, record.states = _read_reasons(members), _look(members)
         return record

@@ -76,7 +76,6 @@ class WorkerGroup:
         """
         self.exits: dict[int, Exit] = {}
         self._held: dict[int, int] = {}
-        self._servers = {member.forks for member in members if member.forks}
         self._cpu, self._busy, self._looked = Counter[int](), frozenset[int](), 0.0
         try:
             for index, member in enumerate(members):
@@ -180,10 +179,6 @@ class WorkerGroup:
         for index in self.alive:
             _signal_main_thread(self._held[index], signal.SIGABRT)
             os.kill(self._held[index], signal.SIGCONT)
-
-    def kill_strays(self) -> None:
-        """SIGKILL to what has left the processes' groups, such as a daemon, once they are gone."""
-        kill_children({server.pid for server in self._servers})
 
     def kill(self) -> None:
         """SIGKILL to all processes and everything in their groups."""
