@@ -73,6 +73,8 @@ FOUR = {
     "fsdp text, recomputed": case(
         "text", "fsdp", blocks=[r"block\d"], checkpoint_activations=True, reshard=False
     ),
+    "fsdp uneven, weighted": {**case("uneven", "fsdp"), "weighted": True},
+    "mesh uneven, weighted": {**mesh("uneven", 2), "weighted": True},
     "ddp short window": case("short window", "ddp"),
     "ddp clipped, recomputed": case("clipped", "ddp", checkpoint_activations=True),
     "mesh text, recomputed": mesh("text", 2, blocks=[r"block\d"], checkpoint_activations=True),

@@ -52,7 +52,8 @@ def curve(job, run, data, case, given=lambda inputs: inputs):
     for _ in run.epochs(case["epochs"]):
         for inputs, targets in run.batches(data, global_batch=case["batch"], tail=case["tail"]):
             count = run._shard.count * run._strategy.counts  # 0 where a sample stands in
-            loss = float(run.step(given(inputs), targets))
+            weight = len(targets) if case.get("weighted") else None
+            loss = float(run.step(given(inputs), targets, weight=weight))
             losses.append(job.reduce(loss=(loss * count, count))["loss"])
             if run.steps == case["steps"]:
                 return losses
