@@ -388,7 +388,7 @@ class TestRecordsThatAreKept:
     @pytest.mark.parametrize("where", ["folder", "memory"])
     def test_a_message_is_kept_until_it_is_dropped(self, where, monkeypatch):
         # fsspec's own file system raises for a missing file, as those of gs:// and az:// do.
-        monkeypatch.setitem(record_storage._PACKAGES, "memory", ("fsspec", ""))
+        monkeypatch.setitem(record_storage._PACKAGES, "memory", "fsspec")
         records = Records() if where == "folder" else StoredRecords("memory://records/messages")
         records.keep_message("one", "text")
         assert records.messages() == {"one": "text"}
