@@ -53,10 +53,10 @@ def test_namespaces_of_the_kubeconfig_and_of_the_cluster(api, complete, tmp_path
     api.namespaces = ("green", "red")
     file = str(tmp_path / "fake.kubeconfig")
     for _ in range(20):  # a cluster that does not respond at once has none
-        found = complete("k8sjob list -n ", KUBECONFIG=file)
-        if len(found) > 1:
+        candidates = complete("k8sjob list -n ", KUBECONFIG=file)
+        if len(candidates) > 1:
             break
-    assert found == [["word", "blue"], ["word", "green"], ["word", "red"]]
+    assert candidates == [["word", "blue"], ["word", "green"], ["word", "red"]]
 
 
 @pytest.mark.parametrize("line", ["list -n", "status"])
