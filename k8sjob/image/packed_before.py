@@ -50,9 +50,9 @@ class PackedBefore:
     def layer(self, context: Context) -> CodeLayer | None:
         """The layer without its bytes; None where it has to be packed."""
         with suppress(OSError):  # a file cannot be read
-            kept = cached_value(self._name, _states(context))
-            if kept and all(map(_is_current, context.entries)):
-                digest, size, diff_id, findings = kept
+            fields = cached_value(self._name, _states(context))
+            if fields and all(map(_is_current, context.entries)):
+                digest, size, diff_id, findings = fields
                 content = FileContent(digest, size, io.BytesIO())
                 return CodeLayer(content, diff_id, tuple(Secret(*finding) for finding in findings))
         return None
@@ -61,8 +61,8 @@ class PackedBefore:
         """Keep the digests of a layer that was packed of these files."""
         if all(file.is_folder or self._is_settled(file) for file in context.entries):
             content = layer.content
-            kept = [content.digest, content.size, layer.diff_id, layer.findings]
-            keep_value(self._name, _states(context), kept)
+            fields = [content.digest, content.size, layer.diff_id, layer.findings]
+            keep_value(self._name, _states(context), fields)
 
     def _is_settled(self, file: File) -> bool:
         margin = _RACY_SECONDS if file.state.st_dev == self._device else _FOREIGN_SECONDS

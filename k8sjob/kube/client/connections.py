@@ -110,13 +110,13 @@ class Connections:
         """One that is open: a kept one that the server has not closed, else a new one."""
         with suppress(IndexError):
             while True:
-                kept = self._idle.pop()
+                connection = self._idle.pop()
                 # Nothing comes unasked but the end.
                 poll = select.poll()
-                poll.register(kept.sock, select.POLLIN)
+                poll.register(connection.sock, select.POLLIN)
                 if not poll.poll(0):
-                    return kept
-                kept.close()
+                    return connection
+                connection.close()
         seconds = min(timeout, CONNECT_SECONDS)
         connection = HTTPConnection(*self._peer, timeout=seconds)
         connection.auto_open = 0  # which would be without TLS

@@ -311,15 +311,15 @@ def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
     error = next(filter(None, map(_NCCL.search, errors)), None)
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
     # NCCL also warns where it does without something. What failed is its last word, below the
-    # warning; a script that goes on after that got over it.
+    # warning; a script that goes on after it has handled it.
     last_words = [line for line in library_lines(output.context) if "NCCL " in line]
     if error is None and not (last_words and _FAILED_CALL.search(last_words[-1])):
         return None
     details = [*lines[after:], *(line for line in last_words if "NCCL WARN " in line)]
     detail = _plain(details[0]) if details else ""
-    what = ": ".join(filter(None, (error[1] if error else "", detail)))
+    failure = ": ".join(filter(None, (error[1] if error else "", detail)))
     step = "INFO in run.env shows what it did before" if detail else "WARN in run.env shows why"
-    return Explanation(Cause.NCCL, f"NCCL failed: {what}", f"NCCL_DEBUG: {step}")
+    return Explanation(Cause.NCCL, f"NCCL failed: {failure}", f"NCCL_DEBUG: {step}")
 
 
 def timed_out_ranks(lines: Iterable[str]) -> set[int]:

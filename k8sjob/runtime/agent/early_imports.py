@@ -95,14 +95,14 @@ class _Script:
 
     def texts(self, files: Sequence[Path]) -> list[bytes]:
         """The files, and all in the folder that they import anywhere."""
-        texts, waiting, seen = list[bytes](), list(files), set(files)
+        texts, waiting, queued = list[bytes](), list(files), set(files)
         while waiting and len(texts) < _MAX_FILES:
             text, tree = self._parse(file := waiting.pop())
             texts.append(text)
             for node in ast.walk(tree):
                 imported = {at for name in self._names(node, file) for at in self.files(name)}
-                waiting += imported - seen
-                seen |= imported
+                waiting += imported - queued
+                queued |= imported
         return texts
 
     def _parse(self, file: Path) -> tuple[bytes, ast.Module]:
@@ -133,8 +133,8 @@ class _Script:
         # k8sjob.runtime alone imports torch when it is used.
         if top == "torch" or name.startswith("k8sjob.runtime."):
             return "torch"
-        known = top == "k8sjob" or _NEUTRAL.fullmatch(top) or top in sys.stdlib_module_names
-        return "" if known or (self._folder / top).is_dir() else _ACTS
+        is_harmless = top == "k8sjob" or _NEUTRAL.fullmatch(top) or top in sys.stdlib_module_names
+        return "" if is_harmless or (self._folder / top).is_dir() else _ACTS
 
     def _names(self, node: ast.AST, file: Path) -> Iterator[str]:
         """The modules that an import names, and what it takes of them, which may be modules."""
