@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import environment
+from k8sjob.connections import Connections, basic
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
-from k8sjob.kube.client.connections import Connections, basic
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
 from k8sjob.kube.json_text import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from k8sjob.kube.client.connections import Answer, Headers
+    from k8sjob.connections import Answer, Headers
     from k8sjob.kube.client.kubeconfig import Access
     from k8sjob.kube.objects import Json
 
