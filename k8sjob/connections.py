@@ -37,6 +37,9 @@ class Connections:
         context: the TLS settings; None for a server without TLS.
         server_name: the name in its certificate, if that is not the host.
         proxy: the URL of a proxy; empty: none.
+        connect: how long a connection may take, in seconds.
+        check: called with the address that a new connection leads to, before anything is sent; its
+            errors end the connection.
 
     Raises:
         ValueError: a URL has no valid port, or the proxy is of another kind than http.
@@ -48,6 +51,9 @@ class Connections:
         context: ssl.SSLContext | None,
         server_name: str | None = None,
         proxy: str = "",
+        *,
+        connect: float = CONNECT_SECONDS,
+        check: Callable[[str], object] | None = None,
     ) -> None:
         self._idle: deque[HTTPConnection] = deque()
         url, through = urlsplit(server if "://" in server else f"//{server}"), urlsplit(proxy)
@@ -64,6 +70,7 @@ class Connections:
             if not context:  # without a tunnel the proxy reads the whole URL
                 self._path = f"http://{url.netloc}{url.path}"
         self._context, self._server_name = context, server_name or host
+        self._connect, self._check, self._is_closed = connect, check, False
 
     def close_idle(self) -> None:
         """Close the connections that are kept: what ended one may have ended all."""
@@ -73,8 +80,27 @@ class Connections:
 
     __del__ = close_idle
 
+    def close(self) -> None:
+        """Close these, and each of the others when its answer has been read."""
+        self._is_closed = True
+        self.close_idle()
+
+    def _keep(self, connection: HTTPConnection) -> None:
+        self._idle.append(connection)
+        if self._is_closed:
+            self.close_idle()
+
+    def open(self) -> None:
+        """Have a connection ready for the next request; an OSError: nothing has been sent."""
+        self._idle.append(self._connection(self._connect))
+
     def send(
-        self, method: str, target: str, headers: Headers, body: bytes | None, timeout: float
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes | Iterable[bytes] | None,
+        timeout: float,
     ) -> Answer:
         """The answer to a request, of which the status and the headers have been read.
 
@@ -82,7 +108,7 @@ class Connections:
             method: of HTTP.
             target: path and query, encoded.
             headers: all but Host and Content-Length.
-            body: None: without one.
+            body: None: without one; of blocks the headers have the Content-Length.
             timeout: the longest silence, in seconds.
 
         Raises:
@@ -96,12 +122,12 @@ class Connections:
             # The header of a tunnel's proxy went with its CONNECT.
             for name, value in headers if self._context else [*headers, *self._for_proxy.items()]:
                 connection.putheader(name, value)
-            if body is not None:
+            if isinstance(body, bytes):
                 connection.putheader("Content-Length", str(len(body)))
             # A server that refuses a large body may answer and hang up before the body has ended.
             with suppress(BrokenPipeError):
                 connection.endheaders(body)
-            return Answer(connection, self._idle.append)
+            return Answer(connection, self._keep)
         except BaseException:
             connection.close()
             raise
@@ -117,7 +143,7 @@ class Connections:
                 if not poll.poll(0):
                     return connection
                 connection.close()
-        seconds = min(timeout, CONNECT_SECONDS)
+        seconds = min(timeout, self._connect)
         connection = HTTPConnection(*self._peer, timeout=seconds)
         connection.auto_open = 0  # which would be without TLS
         # Some proxies do not know a Host with that port.
@@ -126,12 +152,16 @@ class Connections:
             connection.set_tunnel(*self._address, self._for_proxy)
         try:
             connection.connect()
+            if self._check:
+                self._check(connection.sock.getpeername()[0])
             if self._context:
                 plain, name = connection.sock, self._server_name
                 connection.sock = self._context.wrap_socket(plain, server_hostname=name)
-        except TimeoutError:
+        except BaseException as error:
             connection.close()
-            raise TimeoutError(f"no connection within {seconds:.0f} s") from None
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"no connection within {seconds:.0f} s") from None
+            raise
         return connection
 
 
@@ -156,8 +186,11 @@ class Answer:
         if self.status < 200:
             raise HTTPException(f"the server returned {self.status}, which announces an answer")
 
-    def stream(self) -> Iterator[bytes]:
+    def stream(self, *, unpacks: bool = True) -> Iterator[bytes]:
         """The content in pieces, as they come; the connection is kept at their end.
+
+        Args:
+            unpacks: whether content that was compressed by gzip is unpacked.
 
         Raises:
             OSError: the connection breaks, or is silent for too long.
@@ -165,19 +198,20 @@ class Answer:
         """
         pieces = self._pieces()
         packed = self.headers.get("Content-Encoding") == "gzip"
-        yield from _unpacked(pieces) if packed else pieces
+        yield from _unpacked(pieces) if packed and unpacks else pieces
         self._kept = self._response.isclosed() and not self._response.will_close
         if self._kept:
             self._keep(self._connection)
 
     def _pieces(self) -> Iterator[bytes]:
-        response = self._response
-        # read() waits until it has so many bytes. read1() does not, and does not count them.
-        read = response.read1 if response.length is None else response.read
-        while piece := read(_PIECE):
+        response, left = self._response, self._response.length
+        # read() would wait until it has so many bytes; not every read1() counts them.
+        while left != 0 and (piece := response.read1(min(_PIECE, left or _PIECE))):
+            left = left and left - len(piece)
             yield piece
-        if response.length:
-            raise IncompleteRead(b"", response.length)
+        if left:
+            raise IncompleteRead(b"", left)
+        response.close()
 
     def shutdown(self) -> None:
         """End the content while another thread waits for it."""

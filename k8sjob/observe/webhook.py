@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from contextlib import suppress
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
-import urllib3
-from urllib3.exceptions import MaxRetryError
-
 from k8sjob.errors import K8sJobError
-from k8sjob.image.registry.http_client import host_of, is_loopback, pool_manager, proxy_for
+from k8sjob.image.registry import http_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +27,7 @@ _PAUSES: Final = (0, 2, 4, 8, 16, 32, 64, 120)
 """Seconds between the tries to send a message: four minutes."""
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server that may accept the message later."""
-_ONCE: Final = urllib3.Retry(
-    total=None, connect=0, read=False, other=False, redirect=False, allowed_methods=None
-)
-"""One try. It raises MaxRetryError where a message has certainly not arrived and may later."""
+_ANSWER_SECONDS: Final = 30.0
 _Waiting = tuple[str, "Callable[[], object]", "Callable[[], object]"]
 
 
@@ -58,13 +53,15 @@ class Webhook:
     def __init__(self, url: str, failed: Callable[[str], object]) -> None:
         url = url.strip()
         scheme, _, _ = url.partition(":")
-        host = host_of(url)
-        if not host or not (scheme == "https" or (scheme == "http" and is_loopback(host))):
+        host = http_client.host_of(url)
+        is_here = scheme == "http" and http_client.is_loopback(host)
+        if not host or not (scheme == "https" or is_here):
             raise K8sJobError("the webhook's URL must begin with https://, and name a host")
-        self._url, self._host, self._failed = url, host, failed
-        timeout = urllib3.Timeout(connect=10, read=30)
+        self._target, self._host, self._failed = http_client.target_of(url), host, failed
+        context = None if is_here else http_client.tls_context()
+        proxy = http_client.proxy_for(scheme, host)
         try:
-            self._pool = pool_manager(proxy_for(scheme, host), timeout=timeout)
+            self._connections = http_client.connections_to(f"{scheme}://{host}", context, proxy)
         except ValueError as error:
             raise K8sJobError(f"{error}; correct {scheme}_proxy") from None
         self._waiting: Queue[_Waiting | None] = Queue(_MOST_WAITING)
@@ -123,15 +120,15 @@ class Webhook:
 
     def _send(self, text: str) -> None:
         """Raise _NotSentError where it has not arrived, others where it may have."""
-        body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
+        body, kind = json.dumps({"text": text}).encode(), ("Content-Type", "application/json")
         try:
-            answer = self._pool.request(
-                "POST", self._url, body=body, headers=kind, retries=_ONCE, preload_content=False
-            )
-            answer.close()  # its body says nothing, and may have no end
-        except MaxRetryError as error:
-            # Its own text has the path of the URL, which is the secret.
-            raise _BusyError(type(error.reason).__name__) from None
+            self._connections.open()
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise _BusyError(type(error).__name__) from None
+        answer = self._connections.send("POST", self._target, [kind], body, _ANSWER_SECONDS)
+        answer.close()  # its body says nothing, and may have no end
         if answer.status >= 300:
             refused = _BusyError if answer.status in _BUSY else _NotSentError
             raise refused(f"it returned {answer.status}")

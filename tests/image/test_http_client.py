@@ -1,5 +1,6 @@
 import contextlib
 import email.utils
+import gzip
 import threading
 import time
 
@@ -66,8 +67,8 @@ def test_a_host_whose_name_no_folder_can_have_is_not_reached(home):
         ("ftp://reg.example/x", "is not the URL of a registry"),
         ("http:///x", "is not the URL of a registry"),
         ("nothing", "is not the URL of a registry"),
-        # the host is the one that the request would go to
-        (r"http://evil.example\@localhost/", "^evil.example would be accessed without TLS"),
+        # clients do not agree on the host
+        (r"http://evil.example\@localhost/", "is not the URL of a registry"),
         ("http://localhost\t@evil.example/", "^evil.example would be accessed without TLS"),
         ("http://127.999.1.1/", "^127.999.1.1 would be accessed without TLS"),
         ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be accessed without TLS"),
@@ -118,7 +119,23 @@ def test_a_pause_is_what_the_other_side_asks_for():
     date = email.utils.formatdate(time.time() + 100, usegmt=True)
     assert 90 < _retry_after(date) <= 100
     assert _retry_after(email.utils.formatdate(0)) == 0
-    assert _retry_after("Mon, 01 Jan 0001 00:00:00 -0000") <= 0
+    assert _retry_after("Mon, 01 Jan 0001 00:00:00 -0000") == 0
+
+
+def test_what_a_registry_gives_is_left_as_it_is():
+    targets, body = [], gzip.compress(b"content")
+    answer = 200, body, {"Content-Encoding": "gzip"}
+    with Server(lambda request: targets.append(request.target) or answer) as server:
+        url = f"{server.url}/a b?sig=%2F+~'|\xe9#part"
+        assert HttpClient().send("GET", url).body == body
+    assert targets == ["/a%20b?sig=%2F+~'|%E9"]  # what HTTP needs is quoted
+
+
+def test_each_challenge_may_have_a_header_of_its_own():
+    challenges = {"WWW-Authenticate": 'Basic realm="x"', "www-authenticate": 'Bearer realm="r"'}
+    with Server(lambda _: (401, b"", challenges)) as server:
+        answer = HttpClient().send("GET", server.url)
+    assert parse_challenges(answer.headers["WWW-Authenticate"]).keys() == {"basic", "bearer"}
 
 
 def test_why_there_is_no_connection():

@@ -322,7 +322,7 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
     hook.codes += [0]
     failed, kept = send(hook, "one", "two")
     assert [one["text"] for one in hook.bodies] == ["one", "two"]
-    assert failed == [f"{hook.host} did not respond to a message: ProtocolError"]
+    assert failed == [f"{hook.host} did not respond to a message: RemoteDisconnected"]
     assert kept == set()
 
 
@@ -348,7 +348,7 @@ def test_nobody_listens(hook, monkeypatch):
     monkeypatch.setattr(webhook, "_PAUSES", (0, 0))
     hook.url = "http://127.0.0.1:1/SECRET"
     failed, kept = send(hook, "one")
-    assert failed == ["a message was not sent to 127.0.0.1:1: NewConnectionError"]
+    assert failed == ["a message was not sent to 127.0.0.1:1: ConnectionRefusedError"]
     assert kept == set()
 
 
@@ -379,9 +379,9 @@ def test_only_https_leaves_this_machine(url):
 
 def test_the_proxy_of_the_environment(monkeypatch):
     monkeypatch.setenv("https_proxy", "user:word@proxy.example:3128")
-    manager = Webhook("https://hooks.example/x", print)._pool
-    assert str(manager.proxy) == "http://user:word@proxy.example:3128"
-    assert "proxy-authorization" in manager.proxy_headers
+    connections = Webhook("https://hooks.example/x", print)._connections
+    assert connections._peer == ("proxy.example", 3128)
+    assert connections._for_proxy["Proxy-Authorization"] == "Basic dXNlcjp3b3Jk"
     monkeypatch.setenv("https_proxy", "socks9://proxy.example")
     with pytest.raises(K8sJobError, match="correct https_proxy"):
         Webhook("https://hooks.example/x", print)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Final, TypeAlias
-
-from urllib3.exceptions import HTTPError
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.manifest import digest_of
@@ -90,7 +90,7 @@ class RemoteContent:
                     at += len(block)
                     self._check_pace(at, time.monotonic() - started)
                     yield block
-            except HTTPError:
+            except (OSError, HTTPException):
                 failures = 1 if at > before else failures + 1
                 if failures >= retry.tries:
                     raise ImageError(
@@ -126,10 +126,10 @@ class RemoteContent:
         assert answer.stream is not None  # noqa: S101 - what `stream=True` with these statuses means
         # Some registries, and their storage behind a redirect, ignore Range and send all of it.
         skipped = start if answer.status == 200 else 0
-        with answer.stream as response:
-            # Undecoded: the digest is of the bytes as they lie in the registry, whatever
+        with closing(answer.stream):
+            # As it is: the digest is of the bytes as they lie in the registry, whatever
             # Content-Encoding says of them.
-            while block := response.read1(BLOCK, decode_content=False):
+            for block in answer.stream.stream(unpacks=False):
                 if skipped < len(block):
                     yield block[skipped:]
                 skipped = max(0, skipped - len(block))

@@ -1,8 +1,4 @@
-"""HTTP for registries: pooled connections, TLS and proxies, limits, and retries.
-
-`urllib3.Retry` is not used for the retries: it would read the body of a failed answer without a
-limit, would not retry an answer that breaks off, and has no deadline over all attempts.
-"""
+"""HTTP for registries: where a URL leads, TLS and proxies, limits, and retries."""
 
 from __future__ import annotations
 
@@ -10,47 +6,46 @@ import ipaddress
 import itertools
 import os
 import random
+import re
 import shlex
 import ssl
 import threading
 import time
 import urllib.request
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import IntEnum
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
+from socket import gaierror
+from string import punctuation
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-import urllib3
-from urllib3 import exceptions
-
+from k8sjob.connections import Connections
+from k8sjob.contract import __version__
 from k8sjob.environment import home
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from http.client import HTTPMessage
 
-    from urllib3 import BaseHTTPResponse
+    from k8sjob.connections import Answer
 
 MAX_BODY: Final = 8 << 20
 """Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
 _RETRIED: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CHUNK: Final = 64 << 10
 _MAX_PAUSE: Final = 60.0
-_POOL_SIZE: Final = 16
-"""Idle connections that are kept to one host."""
+_HEADERS: Final = (("User-Agent", f"k8sjob/{__version__}"), ("Accept-Encoding", "identity"))
+"""Of all requests; digests are of bytes that nobody has compressed on the way."""
+_NETLOC: Final = re.compile(
+    r"(?:[^@\\\s]*@)?((?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d*)?)", re.ASCII | re.IGNORECASE
+)
 _CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
 _HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
-_REASONS: Final[dict[type, str]] = {
-    exceptions.ProxyError: "the proxy set in the environment does not reach it",
-    exceptions.NameResolutionError: "no host has that name",
-    exceptions.NewConnectionError: "no connection",
-    exceptions.ConnectTimeoutError: "no connection in time",
-    exceptions.ReadTimeoutError: "no response in time",
-}
 
 
 class TransportError(Exception):
@@ -105,8 +100,11 @@ class RetryPolicy:
 
 def _retry_after(header: str | None) -> float:
     """Seconds from a number or a date; 0 where it is neither."""
-    with suppress(exceptions.InvalidHeader, ValueError, OverflowError):
-        return urllib3.Retry().parse_retry_after(header or "")
+    text = (header or "").strip()
+    if text.isdecimal():
+        return float(text)
+    with suppress(ValueError, OverflowError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return 0.0
 
 
@@ -116,9 +114,9 @@ class Response:
 
     url: str
     status: int
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] | HTTPMessage
     body: bytes = b""
-    stream: BaseHTTPResponse | None = None
+    stream: Answer | None = None
 
     def describes(self, digest: str, size: int) -> bool:
         """Whether it is about this content; the page of a captive portal has status 200, too."""
@@ -135,7 +133,7 @@ class HttpClient:
         """Prepare; `plain_http` names registries (host[:port]) besides loopback without TLS."""
         self.retry = retry or RetryPolicy()
         self._plain_http = plain_http
-        self._pools: dict[tuple[str, str, str, Zone | None], urllib3.PoolManager] = {}
+        self._connections: dict[tuple[str, str, str, Zone | None], Connections] = {}
         self._zones: dict[str, Zone] = {}
         self._lock = threading.Lock()
 
@@ -159,13 +157,11 @@ class HttpClient:
         return self._zones.get(host_of(url), Zone.PUBLIC)
 
     def close(self) -> None:
-        """Close idle connections; the others are closed when they are given back."""
+        """Close idle connections, and the others when their answers have been read."""
         with self._lock:
-            for manager in self._pools.values():
-                # Its clear() only forgets them, and an error may still keep hold of one.
-                for key in manager.pools.keys():  # noqa: SIM118 - it cannot be iterated over
-                    manager.pools[key].close()
-            self._pools.clear()
+            for connections in self._connections.values():
+                connections.close()
+            self._connections.clear()
 
     def request(
         self,
@@ -214,31 +210,27 @@ class HttpClient:
         limit: Zone | None = None,
     ) -> Response:
         """Make a request once; see `request`. The body may be a stream of blocks."""
-        pool = self._pool(url, limit)
+        host = host_of(url)
+        proxy = proxy_for(url.partition(":")[0].lower(), host)
+        connections = self._to(url, host, proxy, limit)
+        everything = [*_HEADERS, *(headers or {}).items()]
         try:
-            response = pool.request(
-                method,
-                url,
-                headers=dict(headers or {}),
-                body=body,
-                redirect=False,
-                retries=False,
-                preload_content=False,
-                decode_content=False,
-            )
-            if stream and response.status in {200, 206}:
-                return Response(url, response.status, response.headers, stream=response)
+            answer = connections.send(method, target_of(url), everything, body, self.retry.read)
+            # A registry may give each challenge in a header of its own.
+            if challenges := answer.headers.get_all("WWW-Authenticate"):
+                answer.headers.replace_header("WWW-Authenticate", ", ".join(challenges))
+            if stream and answer.status in {200, 206}:
+                return Response(url, answer.status, answer.headers, stream=answer)
             # Also of an error: its text is in messages, and a connection that was not read to its
             # end cannot be used again.
-            content = b"".join(_chunks(response, url, self.retry.answer))
-        except exceptions.HTTPError as error:
-            raise _explained(error, url) from None
-        response.release_conn()
-        return Response(url, response.status, response.headers, content)
+            with closing(answer):
+                content = b"".join(_limited(answer, url, self.retry.answer))
+        except (OSError, HTTPException, UnicodeError) as error:
+            raise _explained(error, url, proxy) from None
+        return Response(url, answer.status, answer.headers, content)
 
-    def _pool(self, url: str, limit: Zone | None) -> urllib3.PoolManager:
+    def _to(self, url: str, host: str, proxy: str, limit: Zone | None) -> Connections:
         """The connections for a URL; refuses what is none, or lacks TLS."""
-        host = host_of(url)
         scheme = url.partition(":")[0].lower()
         if scheme not in {"http", "https"} or not host:
             raise ImageError(f"{redacted(url)!r} is not the URL of a registry")
@@ -247,38 +239,29 @@ class HttpClient:
                 f"{host} would be accessed without TLS, so that anyone could read and change what"
                 f" is sent; if you trust the network in between: --plain-http {shlex.quote(host)}"
             )
-        proxy = proxy_for(scheme, host)
         if proxy:
             with suppress(ValueError):  # a name, whose address is the proxy's affair
-                self._check(host, limit, (urllib3.util.parse_url(url).host or "").strip("[]"))
+                self._check(host, limit, urlsplit(url).hostname or "")
         # By the limit, too: a connection that was made without it must not serve a request that has
         # one.
         key = (proxy, scheme, host, limit)
         with self._lock:
-            return self._pools.get(key) or self._pools.setdefault(key, self._new_pool(*key))
+            return self._connections.get(key) or self._connections.setdefault(key, self._new(*key))
 
-    def _new_pool(
-        self, proxy: str, scheme: str, host: str, limit: Zone | None
-    ) -> urllib3.PoolManager:
-        options: dict[str, Any] = {
-            "timeout": urllib3.Timeout(connect=self.retry.connect, read=self.retry.read),
-            "maxsize": _POOL_SIZE,
-            "ssl_context": _tls_context(host) if scheme == "https" else None,
-        }
+    def _new(self, proxy: str, scheme: str, host: str, limit: Zone | None) -> Connections:
         try:
-            manager = pool_manager(proxy, **options)
+            return connections_to(
+                f"{scheme}://{host}",
+                _tls_of_registry(host) if scheme == "https" else None,
+                proxy,
+                connect=self.retry.connect,
+                # On the connection itself: between a look-up of its own and the connection the name
+                # could be given another address. Behind a proxy it is the proxy's.
+                check=None if proxy else partial(self._check, host, limit),
+            )
         except ValueError as error:
             step = "correct http_proxy and https_proxy, or name the registry in no_proxy"
             raise ImageError(f"{error}; {step}") from None
-        # Behind a proxy the peer's address is that of the proxy.
-        check = None if proxy else partial(self._check, host, limit)
-        # The address is checked on the connection itself: between a look-up of its own and the
-        # connection the name could be given another address.
-        manager.pool_classes_by_scheme = {
-            "http": partial(_HTTPPool, check=check),  # type: ignore[dict-item]  # called alone
-            "https": partial(_HTTPSPool, check=check),  # type: ignore[dict-item]
-        }
-        return manager
 
     def _check(self, host: str, limit: Zone | None, address: str) -> None:
         """Note where a host is; refuse what is farther than a registry may lead."""
@@ -295,57 +278,17 @@ class HttpClient:
             )
 
 
-class _Checked:
-    """A connection to an address that is checked before anything is sent."""
-
-    def __init__(
-        self, *args: Any, check: Callable[[str], None] | None = None, **options: Any
-    ) -> None:
-        super().__init__(*args, **options)
-        self._check = check
-
-    def _new_conn(self) -> socket.socket:
-        # Connected, and nothing sent yet, not even TLS's first message.
-        connection: socket.socket = super()._new_conn()  # type: ignore[misc]  # of the connection
-        try:
-            if self._check:
-                self._check(connection.getpeername()[0])
-        except ImageError:
-            connection.close()
-            raise
-        return connection
-
-
-class _HTTP(_Checked, urllib3.connection.HTTPConnection):
-    pass
-
-
-class _HTTPS(_Checked, urllib3.connection.HTTPSConnection):
-    pass
-
-
-class _HTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _HTTP
-
-
-class _HTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HTTPS
-
-
-def pool_manager(proxy: str, **options: Any) -> urllib3.PoolManager:
+def connections_to(
+    server: str, context: ssl.SSLContext | None, proxy: str, **options: Any
+) -> Connections:
     """Connections through a proxy, which may have a login; "": without.
 
     Raises:
         ValueError: it is no proxy's URL; the message does not show its login.
     """
-    if not proxy:
-        return urllib3.PoolManager(**options)
     try:
-        user = urlsplit(proxy)
-        login = f"{user.username}:{user.password or ''}" if user.username else None
-        headers = urllib3.make_headers(proxy_basic_auth=login)
-        return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
-    except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
+        return Connections(server, context, proxy=proxy, **options)
+    except ValueError:
         raise ValueError(
             "the proxy set in the environment is not http://[USER:PASSWORD@]HOST:PORT:"
             f" {proxy.rpartition('@')[2]!r}"
@@ -363,14 +306,22 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    r"""The host[:port] that urllib3 would connect to; empty if the URL has none.
+    """The host[:port] of a URL; empty if it has none, or one that can be read in two ways."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.port != 0 and (netloc := _NETLOC.fullmatch(parts.netloc)):
+            return netloc[1].lower().rstrip(":")
+    return ""
 
-    Other parsers read `http://one\@two/` differently.
+
+def target_of(url: str) -> str:
+    """The path and the query of a URL, whose signature stays valid: only what HTTP needs is quoted.
+
+    http.client makes a character of each byte in a Location.
     """
-    try:
-        return urllib3.util.parse_url(url).netloc or ""
-    except (exceptions.HTTPError, ValueError):
-        return ""
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return quote(target.encode("latin-1", "replace"), safe=punctuation)
 
 
 def proxy_for(scheme: str, host: str) -> str:
@@ -389,11 +340,18 @@ def _cert_folders(host: str) -> list[Path]:
     return [path for folder in folders if os.path.isdir(path := folder / host)]  # noqa: PTH112 - see above
 
 
-def _tls_context(host: str) -> ssl.SSLContext:
-    """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
+def tls_context() -> ssl.SSLContext:
+    """The machine's certificates, or SSL_CERT_FILE's."""
     context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
     # Set from Python 3.13 on: it refuses CAs of companies that docker and containerd accept.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _tls_of_registry(host: str) -> ssl.SSLContext:
+    """The same with the certificates kept for a registry."""
+    context = tls_context()
     for file in (path for folder in _cert_folders(host) for path in sorted(folder.glob("*"))):
         try:
             if file.suffix == ".crt":
@@ -410,14 +368,13 @@ def _tls_context(host: str) -> ssl.SSLContext:
     return context
 
 
-def _chunks(response: BaseHTTPResponse, url: str, limit: float) -> Iterator[bytes]:
+def _limited(answer: Answer, url: str, limit: float) -> Iterator[bytes]:
     """A body as it arrives, up to a size and a time."""
     end, size = time.monotonic() + limit, 0
-    while chunk := response.read1(_CHUNK):
-        yield chunk
-        size += len(chunk)
+    for piece in answer.stream(unpacks=False):
+        yield piece
+        size += len(piece)
         if size > MAX_BODY or time.monotonic() > end:
-            response.close()
             how = f"with more than {MAX_BODY} bytes" if size > MAX_BODY else "too slowly"
             raise ImageError(f"{_shown(url)}: responds {how}; is it the address of a registry?")
 
@@ -428,27 +385,33 @@ def _shown(url: str) -> str:
     return f"{parts.scheme}://{host_of(url)}{parts.path}"
 
 
-def _explained(error: exceptions.HTTPError, url: str) -> Exception:
+def _explained(error: Exception, url: str, proxy: str) -> Exception:
     """The error for a failed connection: TransportError if a retry may help, else ImageError."""
     host = host_of(url)
-    text = str(error)
-    # The reason is in the text alone, since urllib3 wraps the error of ssl.
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
-        return ImageError(
-            f"{host}: its certificate is not trusted: {why or text}; put the certificate of its CA"
-            f" into ~/.docker/certs.d/{host}/ca.crt, or set SSL_CERT_FILE to a bundle"
-        )
-    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
-        return ImageError(
-            f"{host} does not use TLS; if you trust the network in between: --plain-http"
-            f" {shlex.quote(host)}"
-        )
-    if isinstance(error, exceptions.LocationValueError):
-        return ImageError(f"{_shown(url)!r} is not the URL of a registry")
-    # The most specific class counts: in urllib3 a refused connection is a kind of timeout.
-    kind = next((kind for kind in type(error).__mro__ if kind in _REASONS), None)
-    reason = _REASONS[kind] if kind else f"the connection broke ({type(error).__name__})"
-    if kind is exceptions.NewConnectionError:
-        reason = text.rpartition(": ")[2].rpartition("] ")[2] or reason  # the system's own message
+    match error:
+        case ssl.SSLCertVerificationError():
+            return ImageError(
+                f"{host}: its certificate is not trusted: {error.verify_message}; put the"
+                f" certificate of its CA into ~/.docker/certs.d/{host}/ca.crt, or set SSL_CERT_FILE"
+                " to a bundle"
+            )
+        case ssl.SSLError(reason="WRONG_VERSION_NUMBER" | "RECORD_LAYER_FAILURE"):
+            return ImageError(
+                f"{host} does not use TLS; if you trust the network in between: --plain-http"
+                f" {shlex.quote(host)}"
+            )
+        case UnicodeError():  # of a name with an empty part
+            return ImageError(f"{_shown(url)!r} is not the URL of a registry")
+        case TimeoutError():
+            reason = (
+                "no connection in time" if "connection" in str(error) else "no response in time"
+            )
+        case ConnectionResetError() | BrokenPipeError() | ssl.SSLError() | HTTPException():
+            reason = f"the connection broke ({type(error).__name__})"
+        case _ if proxy:
+            reason = "the proxy set in the environment does not reach it"
+        case gaierror():
+            reason = "no host has that name"
+        case _:
+            reason = getattr(error, "strerror", None) or "no connection"
     return TransportError(f"{host}: {reason}")

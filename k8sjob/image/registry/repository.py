@@ -236,7 +236,6 @@ class Repository:
         """Send a blob; why it was lost where a new upload may succeed, else None."""
         url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': content.digest})}"
         size = str(content.size)
-        # Without the length urllib3 would send the blob chunked.
         headers = {"Content-Type": "application/octet-stream", "Content-Length": size}
         out = 0
 
@@ -247,8 +246,8 @@ class Repository:
                 out += len(block)
                 yield block
 
-        # urllib3's error keeps hold of a body that was not read to its end: closed here, so that
-        # the connection it is read from is released.
+        # An error keeps hold of a body that was not read to its end: closed here, so that the
+        # connection it is read from is released.
         try:
             with closing(blocks()) as body:
                 answer = self.client.send("PUT", url, headers=headers, body=body)
