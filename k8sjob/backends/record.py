@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
@@ -156,7 +156,10 @@ def write_record(
         for replica in replicas:
             # The size is not known before the output has ended; without zip64 4 GiB would be an
             # error.
-            with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
+            with (
+                archive.open(f"logs/{replica}", "w", force_zip64=True) as file_in_archive,
+                io.BufferedWriter(cast("io.RawIOBase", file_in_archive), 1 << 16) as out,
+            ):
                 try:
                     lines = _or_earlier(backend.logs(ref, replica), before, replica)
                     _write_lines(lines, out, most)
@@ -216,7 +219,7 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
             row = _row(line)
             if len(row) > _MOST_LINE:
                 note = f"a line of {len(line.text)} characters is too long for the record"
-                row = _row(replace(line, text=note, gap=True, raw=b""))
+                row = _row(line._replace(text=note, gap=True, raw=b""))
             if len(row) <= head_room:
                 head_room -= len(row)
                 out.write(row)
@@ -231,7 +234,7 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
     finally:
         if middle and count:
             text = f"{count:,} lines ({size / (1 << 20):,.1f} MiB) of it are not in the record"
-            out.write(_row(replace(middle, text=text, gap=True, raw=b"")))
+            out.write(_row(middle._replace(text=text, gap=True, raw=b"")))
         out.writelines(row for row, _ in tail)
 
 
@@ -256,8 +259,7 @@ def _or_earlier(
 
 
 def _row(line: LogLine) -> bytes:
-    raw = base64.b64encode(line.raw).decode()
-    row = [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
+    row = [*line[1:5], base64.b64encode(line.raw).decode()] if line.raw else line[1:5]
     return json.dumps(row).encode() + b"\n"
 
 

@@ -27,14 +27,15 @@ from k8sjob.observe.training import Progress
 from k8sjob.sanitize import integer, safe_json, text
 from k8sjob.view.follow import Interrupts, batches
 from k8sjob.view.formats import position
-from k8sjob.view.lines import LinePrinter, phrase
+from k8sjob.view.lines import LinePrinter, phrase, unstyled
 from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from k8sjob.backends.api import LogLine
+    from k8sjob.view.lines import Line
 
 _FIELDS: Final = ("replica", "attempt", "timestamp", "text", "gap")
 _CHUNK: Final = 1 << 20
@@ -119,45 +120,37 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             if follow
             else f"the lines of {len(chosen)} replicas are printed one replica after the other"
         )
-    silent = dict.fromkeys(chosen)
+    writers = set[str]()
     printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
     fits = partial(_matches, pattern) if pattern else None
-    lines = _tracked(
-        logs(
-            backend,
-            ref,
-            chosen,
-            follow=follow,
-            previous=previous,
-            since=since,
-            tail=tail,
-            fits=fits,
-        ),
-        silent,
+    lines = logs(
+        backend,
+        ref,
+        chosen,
+        follow=follow,
+        previous=previous,
+        since=since,
+        tail=tail,
+        fits=fits,
     )
     saver = Saver(folder, ref.name, times=timestamps) if folder else nullcontext(printer)
     # An interrupt ends after the batch at hand, so that no file has half a line.
     with saver as shown, Interrupts() as interrupts:
         for batch in batches(lines):
             shown.show(batch)
+            writers |= {log_line.replica for log_line in batch}
             if interrupts.count:
                 break
     if interrupts.count and follow:
         print_status("\nDetached; run the same command to reattach")
     # With --follow or --since no output is an answer; without them a reader would wonder.
     elif not (follow or since or interrupts.count) and tail != 0:
-        for message in _waiting(job_status(snapshot), tuple(silent)):
+        silent = [replica for replica in chosen if replica not in writers]
+        for message in _waiting(job_status(snapshot), silent):
             print_status(message)
-        if pattern and len(silent) == len(chosen):
+        if pattern and not writers:
             print_status(f"no line matches {pattern.pattern!r}")
     return interrupts.exit_code
-
-
-def _tracked(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
-    """The same lines; a replica that has one is taken out of the silent ones."""
-    for log_line in lines:
-        silent.pop(log_line.replica, None)
-        yield log_line
 
 
 def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
@@ -196,20 +189,21 @@ class _Printer:
             rows = ({key: getattr(log_line, key) for key in _FIELDS} for log_line in lines)
             sys.stdout.write("".join(safe_json(row) + "\n" for row in rows))
         elif self._console.is_terminal:
-            self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
+            texts = (Text.assemble(*self._line(log_line)) for log_line in lines)
+            self._console.print(Text("\n").join(texts), soft_wrap=True)
         else:
-            sys.stdout.write("".join(self._line(log_line).plain + "\n" for log_line in lines))
+            sys.stdout.write("".join([unstyled(self._line(log_line)) + "\n" for log_line in lines]))
         sys.stdout.flush()
 
-    def _line(self, log_line: LogLine) -> Text:
-        line = Text(f"{text(log_line.timestamp)} " if self._times else "", style="dim")
+    def _line(self, log_line: LogLine) -> Line:
+        line = [(f"{text(log_line.timestamp)} ", "dim")] if self._times else []
         if self._names:
-            line.append_text(self._printer.prefix(log_line.replica))
-        return line.append_text(_shown_text(log_line))
+            line.append(self._printer.prefix(log_line.replica))
+        return line + _shown_text(log_line)
 
 
 def _matches(pattern: re.Pattern[str], log_line: LogLine) -> bool:
-    return pattern.search(_shown_text(log_line).plain) is not None
+    return pattern.search(unstyled(_shown_text(log_line))) is not None
 
 
 def _is_printed(log_line: LogLine) -> bool:
@@ -218,20 +212,20 @@ def _is_printed(log_line: LogLine) -> bool:
     return event is not None and event.printed
 
 
-def _shown_text(log_line: LogLine) -> Text:
+def _shown_text(log_line: LogLine) -> Line:
     event = Event.decode(log_line.text, log_line.replica)
     if event and event.printed:  # behind the bar of a script that has not ended its line
-        return Text(text(log_line.text.partition(EVENT_MARK)[0]))
-    return _event_text(event) if event else Text(text(log_line.text))
+        return [(text(log_line.text.partition(EVENT_MARK)[0]), "")]
+    return _event_text(event) if event else [(text(log_line.text), "")]
 
 
-def _event_text(event: Event) -> Text:
+def _event_text(event: Event) -> Line:
     """A runtime event as it is shown in the log of its replica."""
     if event.kind == EventKind.PROGRESS:
-        return Text("  ".join(position(Progress.of(event.data))))
+        return [("  ".join(position(Progress.of(event.data))), "")]
     if event.kind == EventKind.RESTARTING:
-        return Text(f"restart {integer(event.data.get('restart'))}", style="yellow")
-    return phrase(event) or Text(text(event.kind))
+        return [(f"restart {integer(event.data.get('restart'))}", "yellow")]
+    return phrase(event) or [(text(event.kind), "")]
 
 
 class Saver:

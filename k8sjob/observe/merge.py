@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.5
+_FULL_SECONDS = 0.01
+"""A pause of a source while the reader is slow; to read what waits takes it longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,10 @@ class Merge(Generic[T]):
 
     def __init__(self, size: int = 10_000) -> None:
         self._stop = threading.Event()
-        # Bounded, so that a reader slower than the replicas holds them back instead of the memory.
+        # Bounded, so that a reader slower than the replicas holds them back instead of the memory;
+        # not by the queue, as one with a limit takes longer for an item than a line does.
         self._size = size
-        self._changed = threading.Condition()
-        self._put_items: list[tuple[T | Ended, threading.Semaphore | None]] = []
-        # The reader takes all that was put at once, as a lock for each item costs more than a line.
-        self._taken: deque[tuple[T | Ended, threading.Semaphore | None]] = deque()
+        self._items: SimpleQueue[tuple[T | Ended, threading.Semaphore | None]] = SimpleQueue()
         self.open: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -66,15 +66,10 @@ class Merge(Generic[T]):
 
     def get(self, timeout: float | None = None) -> T | Ended | None:
         """The next item, or None when none came within `timeout` seconds."""
-        if not self._taken:
-            with self._changed:
-                self._changed.wait_for(lambda: self._put_items, timeout)
-                self._taken.extend(self._put_items)
-                self._put_items.clear()
-                self._changed.notify_all()
-        if not self._taken:
+        try:
+            item, room = self._items.get(timeout=timeout)
+        except Empty:
             return None
-        item, room = self._taken.popleft()
         if room:
             room.release()  # its thread may put the next item
         if isinstance(item, Ended):
@@ -102,9 +97,6 @@ class Merge(Generic[T]):
         while room and not room.acquire(timeout=_POLL_SECONDS):
             if self._stop.is_set():
                 return
-        with self._changed:
-            while len(self._put_items) >= self._size and not self._stop.is_set():
-                self._changed.wait(_POLL_SECONDS)
-            self._put_items.append((item, room))
-            if len(self._put_items) == 1:
-                self._changed.notify_all()
+        while self._items.qsize() >= self._size and not self._stop.wait(_FULL_SECONDS):
+            pass
+        self._items.put((item, room))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LogLine, Snapshot
-from k8sjob.contract import Event, EventKind, ExitCode
+from k8sjob.contract import LOG, Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import Object, event_time
@@ -209,10 +209,12 @@ class _Watcher:
                 self._reported_warnings.add(alike)
                 yield _warning(message, replica=ended.source)
 
-    def stalled(self) -> Iterator[Event]:
+    def stalled(self) -> Iterable[Event]:
         """What has held the job up for some time; nothing may have changed since."""
-        if self._newest and self._ended_at is None:
-            yield from self._stalled.look(*self._newest, self._tails, time.monotonic())
+        now = time.monotonic()
+        if self._newest and self._ended_at is None and now >= self._stalled.due:
+            return self._stalled.look(*self._newest, self._tails, now)
+        return ()
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
@@ -221,8 +223,9 @@ class _Watcher:
         event = Event.decode(line.text, line.replica)
         if event:
             return event
-        data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
-        return Event(EventKind.LOG, data, line.time, line.replica)
+        _, attempt, timestamp, written, gap, _ = line
+        data = {"text": written, "attempt": attempt, "timestamp": timestamp, "gap": gap}
+        return Event(LOG, data, line.time, line.replica)
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""
@@ -346,6 +349,9 @@ class Stalled:
 
     `related` reads what tells why a job waits in a queue, see Backend.related; without it a queued
     job is no problem.
+
+    Attributes:
+        due: when the next look does anything, by time.monotonic().
     """
 
     def __init__(
@@ -354,7 +360,7 @@ class Stalled:
         related: Callable[[Snapshot], Sequence[Json]] | None = None,
     ) -> None:
         self._patience, self._related = patience, related
-        self._looked = -math.inf
+        self.due = -math.inf
         self._since: dict[tuple[str, str], float] = {}
         self._reported: set[tuple[str, str]] = set()
 
@@ -362,10 +368,10 @@ class Stalled:
         self, snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]], now: float
     ) -> Iterator[Event]:
         """A WARNING for each problem that has lasted for long enough; may be called at any time."""
-        if now - self._looked < self._patience / 5:
+        if now < self.due:
             return
         # A diagnosis of a large job takes a while, and this is called ten times a second.
-        self._looked = now
+        self.due = now + self._patience / 5
         related: Sequence[Json] = ()
         patience = self._patience
         waits = {key for key in self._reported if key[0] in _QUEUE}

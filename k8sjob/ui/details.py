@@ -37,7 +37,7 @@ from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names
 from k8sjob.ui.jobs import CLUSTER, clock, key_of
 from k8sjob.view.json_output import job_document, provenance
-from k8sjob.view.lines import phrase
+from k8sjob.view.lines import phrase, unstyled
 from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
 
@@ -106,12 +106,9 @@ class JobNews:
         is_job = event.kind == EventKind.JOB
         changed = (self._summary.finished or self._summary.since) if is_job else None
         written = event.kind == EventKind.CHECKPOINT  # its phrase has the name alone
-        return {
-            "kind": event.kind,
-            "time": event.time if changed is None else changed,
-            "replica": event.replica,
-            "text": f"checkpoint {self._summary.written}" if written else str(phrase(event)),
-        }
+        words = f"checkpoint {self._summary.written}" if written else unstyled(phrase(event) or [])
+        time = event.time if changed is None else changed
+        return {"kind": event.kind, "time": time, "replica": event.replica, "text": words}
 
     def _training(self) -> dict[str, Any]:
         summary, progress, hang = self._summary, self._summary.progress, self._summary.hang

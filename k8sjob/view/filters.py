@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import RUNTIME_HOME, Event, EventKind, counted
+from k8sjob.contract import LOG, RUNTIME_HOME, Event, EventKind, counted
 from k8sjob.observe.training import Progress
 from k8sjob.sanitize import flat, text
 from k8sjob.view.formats import duration, file_name, number
@@ -66,7 +66,7 @@ class Versions:
     def take(self, events: Iterable[Event]) -> Iterator[Event]:
         """The events to show."""
         for event in events:
-            written = str(event.data.get("text")) if event.kind == EventKind.LOG else ""
+            written = str(event.data.get("text")) if event.kind == LOG else ""
             match = _BANNER.fullmatch(written)
             if match is None:
                 yield event
@@ -151,26 +151,33 @@ class Errors:
         return shown
 
     def _take(self, event: Event) -> None:
-        written = str(event.data.get("text") or "") if event.kind == EventKind.LOG else ""
+        written = str(event.data.get("text") or "") if event.kind == LOG else ""
+        is_of_block = self._open or written.endswith(_HEAD)
+        if is_of_block and self._add_to_block(event, written):
+            return
+        if self._verbose or not _AGAIN.fullmatch(written):
+            self._show(event, written)
+
+    def _add_to_block(self, event: Event, written: str) -> bool:
+        """Hold a line of a traceback back; whether it is one."""
         match = _LINE.fullmatch(written)
         rank, line = (match[1], match[2]) if match else (None, written)
         key = event.replica, rank
         block = self._open.get(key)
         fits = block and len(block.lines) < _MOST_LINES and len(written) <= _LONGEST_LINE
-        if event.kind == EventKind.LOG and (fits or (not block and line == _HEAD)):
+        if event.kind == LOG and (fits or (not block and line == _HEAD)):
             block = self._open.setdefault(key, _Block(self._clock()))
             block.written = self._clock()
             block.lines.append(line)
             block.events.append(event)
             if rank is None and line != _HEAD and not _is_in_frame(line):  # the error itself
                 self._close(key)
-            return
+            return True
         # Another line of the replica: what it wrote before is shown first, so that the order stays.
         for replica, process in list(self._open):
             if replica == event.replica or not event.replica:
                 self._close((replica, process))
-        if self._verbose or not _AGAIN.fullmatch(written):
-            self._show(event, written)
+        return False
 
     def _show(self, event: Event, written: str) -> None:
         """Show an event, but of an agent's lines about an end only what is new in them."""
@@ -280,6 +287,9 @@ class Epochs:
 
     def take(self, event: Event) -> Iterator[Event]:
         """The events to show now that this one has come."""
+        if event.kind == LOG and not (self._last and event.replica == self._last.replica):
+            yield event
+            return
         match event.kind:
             case EventKind.PROGRESS if Progress.of(event.data).ends_epoch:
                 yield from self._close()
@@ -301,8 +311,6 @@ class Epochs:
                     yield self._checkpoint
                 self._checkpoint, self._written = event, self._clock()
             case EventKind.STARTING | EventKind.FINISHED:  # without a line of their own
-                yield event
-            case EventKind.LOG if not self._last or event.replica != self._last.replica:
                 yield event
             case _:
                 yield from self.rest()

@@ -6,12 +6,13 @@ import re
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import LOG, Event, EventKind
 from k8sjob.observe.training import STARTING, waiting
 from k8sjob.sanitize import flat, integer, real, text
 from k8sjob.view.formats import duration, file_name, last_line, started, values
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.view.summary import JobSummary
 
+Piece = tuple[str, str]
+"""A part of a line and its style."""
+Line = list[Piece]
+"""A line of a screen. To make one of rich's texts takes longer than to read and write a line."""
 STATE_STYLE: Final = {
     "Running": "cyan",
     "Succeeded": "green",
@@ -85,68 +90,69 @@ class LinePrinter:
         self._replicas_by_message: dict[str, set[str]] = defaultdict(set)
         self._closing: deque[str] = deque(maxlen=_RECENT)
 
-    def line(self, event: Event) -> Text | None:
+    def line(self, event: Event) -> Line | None:
         """The event as a line, or None if it has none, or nothing new.
 
         Progress and the start are for the panel, findings are for the report.
         """
         message = phrase(event)
+        if event.kind == LOG and message:
+            if message[0][0].startswith(_AGENT_LINE):
+                self._closing.append(message[0][0])
+            return None if REPEATS in event.data else [self.prefix(event.replica), *message]
         if message is None or event.kind == EventKind.STARTING:
             return None
         if event.kind == EventKind.JOB:
-            if message.plain == self._state:
+            before, self._state = self._state, unstyled(message)
+            if self._state == before:
                 return None
-            before, self._state = self._state, message.plain
-            if before.startswith("Suspended") and message.plain in {"Created", "Running"}:
-                message = Text("Resumed: ").append_text(message)
-        if event.kind == EventKind.LOG and message.plain.startswith(_AGENT_LINE):
-            self._closing.append(message.plain)
-            if event.data.get(REPEATS):
-                return None
+            if before.startswith("Suspended") and self._state in {"Created", "Running"}:
+                message = [("Resumed: ", ""), *message]
         if event.kind == EventKind.REPLICA:
             detail = last_line(event.data.get("message"))
             if detail and any(detail in line for line in self._closing):
                 message = phrase(replace(event, data={**event.data, "message": ""})) or message
-            prefix = self._replica_prefix(event.replica, message.plain)
-            return prefix.append_text(message) if prefix else None
-        return self.prefix(event.replica).append_text(message)
+            prefix = self._prefix(event.replica, message)
+            return prefix and [*prefix, *message]
+        return [self.prefix(event.replica), *message]
 
-    def _replica_prefix(self, replica: str, message: str) -> Text | None:
+    def _prefix(self, replica: str, message: Line) -> Line | None:
         """The name in front of a replica's line; None where many others had the same line.
 
         Hundreds of replicas lose the same node at once: a line for each would hide the rest.
         """
         if len(self._replicas_by_message) > _MAX_MESSAGES:
             self._replicas_by_message.clear()
-        replicas = self._replicas_by_message[message]
+        replicas = self._replicas_by_message[unstyled(message)]
         if replica in replicas or len(replicas) < _MAX_SAME:
             replicas.add(replica)
-            return self.prefix(replica)
+            return [self.prefix(replica)]
         if len(replicas) > _MAX_SAME:
             return None
         replicas.add("")  # "more replicas" is shown once
-        return self.prefix().append("more replicas: ")
+        return [self.prefix(), ("more replicas: ", "")]
 
     @property
     def width(self) -> int:
         """Columns in front of a line now."""
         return self._width + len(" | ")
 
-    def prefix(self, replica: str = "") -> Text:
+    def prefix(self, replica: str = "") -> Piece:
         """The name in front of a line; k8sjob's own where there is no replica."""
         name = text(replica)
         self._width = max(self._width, len(name))
-        style = color(name) if name else "dim"
-        return Text().append(f"{name or _SELF:{self._width}} | ", style)
+        return f"{name or _SELF:{self._width}} | ", color(name) if name else "dim"
 
 
-def phrase(event: Event) -> Text | None:
+def unstyled(line: Line) -> str:
+    """A line without its styles."""
+    return "".join([part for part, _ in line])
+
+
+def phrase(event: Event) -> Line | None:
     """An event's line without the name in front; None if it has none."""
-    if event.kind == EventKind.LOG:
-        return Text(text(event.data.get("text")))
-    if event.kind in _PHRASES:
-        return _PHRASES[EventKind(event.kind)](event)
-    return None
+    line = _PHRASES[event.kind](event) if event.kind in _PHRASES else None
+    return [(line, "")] if isinstance(line, str) else line
 
 
 def finding_lines(finding: Finding) -> list[Text]:
@@ -160,20 +166,20 @@ def finding_lines(finding: Finding) -> list[Text]:
     return lines + [Text("next: ", style="bold").append(step, style="not bold") for step in steps]
 
 
-def _state(event: Event) -> Text:
+def _state(event: Event) -> Line:
     state, reason, message = (text(event.data.get(key)) for key in ("state", "reason", "message"))
-    line = Text(state, style=f"bold {STATE_STYLE.get(state, '')}".strip())
-    plain = state in {"Created", "Running", "Succeeded"}
-    detail = "" if plain else message or (reason if reason != state else "")
-    return line.append(f": {detail}", style="not bold default") if detail else line
+    usual = state in {"Created", "Running", "Succeeded"}
+    detail = "" if usual else message or (reason if reason != state else "")
+    line = [(state, f"bold {STATE_STYLE.get(state, '')}".strip())]
+    return [*line, (f": {detail}", "")] if detail else line
 
 
-def _replica(event: Event) -> Text | None:
+def _replica(event: Event) -> Line | None:
     """Only what is worth a line of its own: a bad end, a restart, a reason to wait."""
     phase, reason = text(event.data.get("phase")), text(event.data.get("reason"))
     restarts, code = integer(event.data.get("restarts")), integer(event.data.get("exit_code"))
     if phase == "Stopped":
-        return Text("stopped", style=STATE_STYLE[phase])
+        return [("stopped", STATE_STYLE[phase])]
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
     if _USUAL_REASONS.fullmatch(reason) and not restarts:
@@ -186,23 +192,23 @@ def _replica(event: Event) -> Text | None:
         ended = f"exit code {code}" if code is not None else ""
         headline = ", ".join(part for part in (phase, special, ended) if part)
     detail = last_line(event.data.get("message"))
-    return Text(
-        f"{headline}: {detail}" if detail else headline, style=STATE_STYLE.get(phase, "yellow")
-    )
+    line = f"{headline}: {detail}" if detail else headline
+    return [(line, STATE_STYLE.get(phase, "yellow"))]
 
 
-def _stopping(event: Event) -> Text:
+def _stopping(event: Event) -> Line:
     signal = text(event.data.get("signal"))
-    return Text(f"stopping after {signal}" if signal else "stopping", style="yellow")
+    return [(f"stopping after {signal}" if signal else "stopping", "yellow")]
 
 
-def _starting(event: Event) -> Text:
+def _starting(event: Event) -> str:
     phase = text(event.data.get("phase"))
     if phase == "waiting":
-        return Text(waiting(event.data) or "all processes have joined")
-    return Text(STARTING.get(phase, "the script runs" if phase == "running" else phase))
+        return waiting(event.data) or "all processes have joined"
+    return STARTING.get(phase, "the script runs" if phase == "running" else phase)
 
 
+@lru_cache(1024)
 def color(replica: str) -> str:
     """A replica's color: the Master's own, the Workers' in turn."""
     digits = replica.rpartition("-")[2]
@@ -212,15 +218,16 @@ def color(replica: str) -> str:
     return _REPLICA_COLORS[index % len(_REPLICA_COLORS)]
 
 
-_PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
+_PHRASES: Final[dict[str, Callable[[Event], Line | str | None]]] = {
+    EventKind.LOG: lambda event: text(event.data.get("text")),
     EventKind.JOB: _state,
     EventKind.REPLICA: _replica,
     EventKind.STARTING: _starting,
-    EventKind.STARTED: lambda event: Text(started(flat(event.data))),
-    EventKind.METRICS: lambda event: Text(values(flat(event.data)), style="bold"),
-    EventKind.CHECKPOINT: lambda event: Text(f"checkpoint {file_name(event)}", style="dim"),
-    EventKind.RESUMED: lambda event: Text(f"resumed from {text(event.data.get('path'))}"),
-    EventKind.WARNING: lambda event: Text(f"warning: {text(event.data.get('message'))}", "yellow"),
+    EventKind.STARTED: lambda event: started(flat(event.data)),
+    EventKind.METRICS: lambda event: [(values(flat(event.data)), "bold")],
+    EventKind.CHECKPOINT: lambda event: [(f"checkpoint {file_name(event)}", "dim")],
+    EventKind.RESUMED: lambda event: f"resumed from {text(event.data.get('path'))}",
+    EventKind.WARNING: lambda event: [(f"warning: {text(event.data.get('message'))}", "yellow")],
     EventKind.STOPPING: _stopping,
 }
 

@@ -71,10 +71,10 @@ class LiveView:
 
     def _lines(self, event: Event, columns: int) -> list[Text]:
         """An event's line in as many rows as it needs, all beside the name in front."""
-        line = self._printer.line(event)
-        if line is None:
+        pieces = self._printer.line(event)
+        if pieces is None:
             return []
-        line = _shortened(line)
+        line = _shortened(Text.assemble(*pieces))
         if event.kind == EventKind.METRICS:  # a row of a table: the report has all of them
             end = line.plain.rfind(_GAP, 0, columns + 1)
             return [line if cell_len(line.plain) <= columns or end < 0 else line[:end]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import LOG, Event, EventKind
 from k8sjob.findings import Finding
 from k8sjob.observe.status import ReplicaStatus
 from k8sjob.observe.training import Training
@@ -48,6 +48,8 @@ class JobSummary(Training):
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
+        if event.kind == LOG:
+            return
         super().add(event)
         match event.kind:
             case EventKind.JOB:

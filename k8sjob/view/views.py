@@ -19,20 +19,21 @@ from uuid import uuid4
 from rich.console import Console
 from rich.text import Text
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import LOG, Event, EventKind
 from k8sjob.environment import allows_live_screen, locale
 from k8sjob.html_card import bar, card, curve, finding_parts, folded, paragraph, table
 from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
 from k8sjob.view.formats import THEN, costs, duration, position, started, timeline
-from k8sjob.view.lines import JobClock, JobRows, LinePrinter
+from k8sjob.view.lines import JobClock, JobRows, LinePrinter, unstyled
 from k8sjob.view.live import LiveView
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from k8sjob.view.lines import Line
 
 EVERY_S: Final = 10.0
 """Seconds between two lines about the progress, or about missing processes."""
@@ -72,13 +73,15 @@ class PlainView:
 
     def _write(self, events: Iterable[Event]) -> None:
         # All at once: each write gives way to the threads that read, for up to 5 ms.
-        if lines := [line.plain + "\n" for line in self._lines(events)]:
+        if lines := [unstyled(line) + "\n" for line in self._lines(events)]:
             self._out.write("".join(lines))
             self._out.flush()
 
-    def _lines(self, events: Iterable[Event]) -> Iterator[Text]:
+    def _lines(self, events: Iterable[Event]) -> Iterator[Line]:
         for event in events:
-            if event.kind == EventKind.PROGRESS:
+            if event.kind == LOG:
+                line = self._printer.line(event)
+            elif event.kind == EventKind.PROGRESS:
                 line = self._progress(event)
             else:
                 starts = event.kind in {EventKind.STARTING, EventKind.STARTED}
@@ -88,7 +91,7 @@ class PlainView:
             if line is not None:
                 yield line
 
-    def _start(self, event: Event) -> Text | None:
+    def _start(self, event: Event) -> Line | None:
         """The reason why the job does not train yet, if it changed; missing processes at times.
 
         It is reported for the first replica that reaches it: all go the same way.
@@ -100,14 +103,15 @@ class PlainView:
         if again and 0 <= event.time - at < EVERY_S:
             return None
         self._start_shown = now, event.time
-        return self._printer.prefix(event.replica).append(now) if now else None
+        return [self._printer.prefix(event.replica), (now, "")] if now else None
 
-    def _progress(self, event: Event) -> Text | None:
+    def _progress(self, event: Event) -> Line | None:
         now = self.summary.progress
         if 0 <= event.time - self._progress_shown < EVERY_S:
             return None
         self._progress_shown = event.time
-        return self._printer.prefix(event.replica).append("  ".join([*position(now), *costs(now)]))
+        numbers = "  ".join([*position(now), *costs(now)])
+        return [self._printer.prefix(event.replica), (numbers, "")]
 
 
 class CallbackView:
@@ -163,7 +167,7 @@ class NotebookView:
 
     def _add(self, events: Iterable[Event]) -> None:
         lines = (self._printer.line(event) for event in events)
-        self._lines += [line.plain[:_CARD_LINE] for line in lines if line]
+        self._lines += [unstyled(line)[:_CARD_LINE] for line in lines if line]
 
     def _draw(self) -> None:
         html, self._drawn = self._card(), time.monotonic()

@@ -187,4 +187,5 @@ def test_replicas_that_wait_for_the_same_are_named_together():
 
 
 def test_a_restart_in_place_is_a_line():
-    assert str(_event_text(Event("restarting", {"restart": 2, "reason": {}}))) == "restart 2"
+    event = Event("restarting", {"restart": 2, "reason": {}})
+    assert _event_text(event) == [("restart 2", "yellow")]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import Epochs, Errors
 from k8sjob.view.final_report import report
-from k8sjob.view.lines import phrase
+from k8sjob.view.lines import phrase, unstyled
 from k8sjob.view.views import PlainView
 
 
@@ -252,7 +252,7 @@ def checkpoint(step):
 def texts(*events, clock=None, pace=False):
     lines = Epochs(pace=pace, clock=clock or Clock())
     found = [shown for event in events for shown in (*lines.take(event), *lines.late())]
-    return [getattr(phrase(one), "plain", str(one.kind)) for one in (*found, *lines.rest())]
+    return [unstyled(phrase(one) or [(one.kind, "")]) for one in (*found, *lines.rest())]
 
 
 def test_an_epoch_has_one_line(progress):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -157,13 +157,17 @@ class _Follower:
     def _stream(self, now: Instance) -> Iterator[LogLine]:
         self._output.whole = False
         source = self._output.read(now, follow=True)
+        look_at = 0.0
         try:
             while True:
                 line = next(source)
                 self._failures = 0
                 yield line
+                if time.monotonic() < look_at:
+                    continue
                 if self._is_left_over(now):
                     return
+                look_at = time.monotonic() + self._pods.pace.look
         except StopIteration as end:
             self._output.whole = bool(end.value)
         finally:
@@ -343,8 +347,8 @@ class _SeenLines:
 
     def __init__(self) -> None:
         self.repeats = False
-        self._seconds: dict[str, Counter[str]] = {}
-        self._repeated: dict[str, Counter[str]] = {}
+        self._seconds: dict[str, dict[str, int]] = {}  # the count of each timestamp
+        self._repeated: dict[str, dict[str, int]] = {}
 
     @property
     def since(self) -> str:
@@ -360,28 +364,27 @@ class _SeenLines:
         """Whether a line was not read yet; from now on it was."""
         second = stamp[:19]
         repeated = self._repeated.get(second)
-        if repeated and repeated[stamp]:
+        if repeated and repeated.get(stamp):
             repeated[stamp] -= 1
             self.repeats = True
             return False
-        if second not in self._seconds:
+        counts = self._seconds.get(second)
+        if counts is None:
             if len(self._seconds) > 1:
                 del self._seconds[min(self._seconds)]
-            self._seconds[second] = Counter()
-        self._seconds[second][stamp] += 1
+            counts = self._seconds[second] = {}
+        counts[stamp] = counts.get(stamp, 0) + 1
         return True
 
 
 def stamped(raw: bytes) -> tuple[str, bytes]:
     """A line's timestamp, in UTC, and what was written; no timestamp where it has none."""
     match = _STAMP.match(raw)
-    if not match:
+    second = _in_utc(match[1], match[3]) if match else ""
+    if not (match and second):
         return "", b""
-    second = _in_utc(match[1], match[3])
     # Always with nine digits, so that stamps can be compared as text.
-    return (
-        (f"{second}.{(match[2] or b'').decode():0<9}Z", raw[match.end() :]) if second else ("", b"")
-    )
+    return f"{second}.{(match[2] or b'').decode():0<9}Z", raw[match.end() :]
 
 
 @lru_cache(64)  # thousands of lines may have the same

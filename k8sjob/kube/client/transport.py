@@ -217,10 +217,13 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
     line = PartialLine()
     for chunk in chunks:
-        for index, piece in enumerate(chunk.split(b"\n")):
-            if index:
-                yield line.take() + b"\n"
-            if not line.add(piece):
-                yield line.take() + b"\n"
+        *ends, begin = chunk.split(b"\n")
+        if ends:
+            line.add(ends[0])
+            yield line.take() + b"\n"
+            for whole in ends[1:]:
+                yield whole + b"\n"
+        if not line.add(begin):
+            yield line.take() + b"\n"
     if last_line := line.take():
         yield last_line
