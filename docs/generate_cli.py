@@ -53,7 +53,7 @@ Containers have [other exit codes](exit-codes.md).
 | `K8SJOB_STATE` | folder of the jobs on this machine; `~/.local/state/k8sjob` by default |
 | `K8SJOB_PLAIN_HTTP` | registries (host[:port], separated by spaces) without TLS |
 | `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | the folder or file of docker's and podman's logins |
-| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | proxies and trusted certificates for registries |
+| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | proxies; trusted certificates for registries |
 | `K8SJOB_TRACEBACK` | `1` shows where in k8sjob an error came from, as `--traceback` does |
 | `NO_COLOR` | no colors |
 | `CI` | plain lines instead of the live screen |

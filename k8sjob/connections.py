@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take until the server counts as unreachable."""
@@ -60,7 +60,13 @@ class Connections:
         if through.scheme not in {"", "http"}:
             raise ValueError(f"the proxy is of {through.scheme}://, for which --client=kubectl is")
         host, self._path = url.hostname or "", url.path
-        self._address = self._peer = host, url.port or (443 if context else 80)
+        port, usual = url.port, 443 if context else 80
+        self._peer = host, port or usual
+        # An IPv6 address with brackets: http.client of Python 3.11 adds none to a CONNECT.
+        name = f"[{host}]" if ":" in host else host
+        # Some proxies do not know a Host with the usual port.
+        self._host = name if port in {None, usual} else f"{name}:{port}"
+        self._tunnel = (name, port or usual) if proxy and context else None
         self._for_proxy: dict[str, str] = {}
         if proxy:
             self._peer = through.hostname or "", through.port or 80
@@ -118,7 +124,10 @@ class Connections:
         connection = self._connection(timeout)
         try:
             connection.sock.settimeout(timeout)
-            connection.putrequest(method, self._path + target, skip_accept_encoding=True)
+            connection.putrequest(
+                method, self._path + target, skip_host=True, skip_accept_encoding=True
+            )
+            connection.putheader("Host", self._host.encode("idna"))
             # The header of a tunnel's proxy went with its CONNECT.
             for name, value in headers if self._context else [*headers, *self._for_proxy.items()]:
                 connection.putheader(name, value)
@@ -146,10 +155,8 @@ class Connections:
         seconds = min(timeout, self._connect)
         connection = HTTPConnection(*self._peer, timeout=seconds)
         connection.auto_open = 0  # which would be without TLS
-        # Some proxies do not know a Host with that port.
-        connection.default_port = 443 if self._context else 80
-        if self._context and self._peer != self._address:
-            connection.set_tunnel(*self._address, self._for_proxy)
+        if self._tunnel:
+            connection.set_tunnel(*self._tunnel, self._for_proxy)
         try:
             connection.connect()
             if self._check:
@@ -237,6 +244,36 @@ def _unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
         raise IncompleteRead(b"") from error
     if not unpacking.eof:
         raise IncompleteRead(b"")
+
+
+def proxy_for(server: str, variables: Mapping[str, str]) -> str:
+    """The proxy for a server by HTTPS_PROXY or HTTP_PROXY, and NO_PROXY; empty: none.
+
+    Source: golang.org/x/net, http/httpproxy, as in kubectl.
+    """
+    url = urlsplit(server)
+    names = f"{url.scheme}_PROXY".upper(), "NO_PROXY"
+    proxy, excepted = (variables.get(name) or variables.get(name.lower(), "") for name in names)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    entries = f"localhost,127.0.0.0/8,::1,{excepted.lower()}".split(",")
+    if not proxy or any(_is_excepted(url.hostname or "", port, entry.strip()) for entry in entries):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_excepted(host: str, port: int, entry: str) -> bool:
+    """Whether an entry of NO_PROXY, as `10.0.0.0/8`, `.local:6443` or `*`, stands for the host."""
+    from ipaddress import ip_address, ip_network  # noqa: PLC0415 - few have a proxy
+
+    with suppress(ValueError):  # one of them is a name, or the entry has a port
+        return ip_address(host) in ip_network(entry, strict=False)
+    with suppress(ValueError):  # as with kubectl, what is no host counts for nothing
+        pattern = urlsplit(f"//{entry}")
+        name = (pattern.hostname or "").removeprefix("*")
+        ending = host if name.startswith(".") else f".{host}"
+        is_part = ending.endswith(f".{name.removeprefix('.')}") and name != ""
+        return entry == "*" or (is_part and pattern.port in {None, port})
+    return False
 
 
 def basic(pair: str) -> str:

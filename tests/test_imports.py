@@ -63,7 +63,7 @@ def test_the_session_needs_only_torch():
 
 def test_the_client_never_loads_torch_or_kubernetes():
     modules = "adopt backends.local checks.lint image.push jobs.run observe.watch python_api"
-    modules += " rendering.manifest spec view"
+    modules += " rendering.manifest spec view kube.client.python_client kube.client.kubectl"
     names = loaded("\n".join(f"import k8sjob.{module}" for module in modules.split()))
     assert not names & {"torch", "kubernetes", "IPython"}
 

@@ -59,8 +59,7 @@ def kubeconfig(tmp_path, apiserver, certificate):
 
 @pytest.fixture
 def python(kubeconfig):
-    """Makes a transport over the Python client."""
-    pytest.importorskip("kubernetes")
+    """Makes a transport in Python."""
     from k8sjob.kube.client.python_client import PythonTransport
 
     return lambda *args, **fields: PythonTransport(access(kubeconfig=kubeconfig(*args, **fields)))

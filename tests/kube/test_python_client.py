@@ -2,41 +2,57 @@
 
 import base64
 import json
-import logging
+import ssl
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from serving import Server, hang_up
 
+from k8sjob.connections import proxy_for
 from k8sjob.errors import BackendError, install_step
+from k8sjob.kube.client import credential_plugin
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.python_client import PythonTransport
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.threads import start
 
+API = "client.authentication.k8s.io/v1"
 NODES = "/api/v1/nodes"
 DENIED = (401, {"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "no"})
 GOOD = (200, {"kind": "NodeList"})
 
 
+@pytest.fixture(autouse=True)
+def _without_the_package(monkeypatch):
+    """Importing it takes longer than most commands."""
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+
+
+def run_by(*argv, **fields):
+    """A user whose credentials come from a program."""
+    command = {"command": argv[0], "args": [*argv[1:]], "apiVersion": API}
+    return {"exec": {**command, "interactiveMode": "Never", **fields}}
+
+
+def credential(**status):
+    """What a plugin prints."""
+    return json.dumps({"apiVersion": API, "kind": "ExecCredential", "status": status})
+
+
 @pytest.fixture
 def plugin(tmp_path):
-    """A program that gives the token that stands in a file, and whether it ran, by a line each."""
-    token, ran = tmp_path / "token", tmp_path / "ran"
+    """A program beside the kubeconfig; the files with its token, and with a line of each run."""
+    token, ran, program = (tmp_path / name for name in ("token", "ran", "plugin"))
     token.write_text("first-token")
-    program = tmp_path / "plugin"
-    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
-    program.write_text(
-        f"#!{sys.executable}\n"
-        "import json\n"
-        f"open({str(ran)!r}, 'a').write('ran\\n')\n"
-        f"token = open({str(token)!r}).read()\n"
-        f"print(json.dumps({{**{credential!r}, 'status': {{'token': token}}}}))\n"
-    )
+    (tmp_path / "end").write_text("2999-01-01T00:00:00Z")
+    printed = json.dumps(credential(token="$(cat token)", expirationTimestamp="$(cat end)"))
+    program.write_text(f"#!/bin/sh\ncd {tmp_path}; echo ran >> ran; echo {printed}\n")
     program.chmod(0o755)
-    api = credential["apiVersion"]
-    user = {"exec": {"command": str(program), "apiVersion": api, "interactiveMode": "Never"}}
-    return user, token, ran
+    return run_by("./plugin"), token, ran
 
 
 def tokens(apiserver):
@@ -55,10 +71,11 @@ def test_a_token_that_is_not_taken_any_more_is_requested_again(python, apiserver
     apiserver.on(DENIED, GOOD)
     assert there.request("GET", NODES) == GOOD[1]
     assert tokens(apiserver) == RENEWED
-    apiserver.on(GOOD)
-    there.request("GET", NODES)
-    assert tokens(apiserver) == RENEWED[1:]
-    assert ran.read_text().count("ran") == 2
+    token.write_text("first-token")
+    apiserver.on(DENIED, (200, "line\n"))
+    assert list(there.stream(NODES)) == [b"line\n"]
+    assert tokens(apiserver) == RENEWED[::-1]
+    assert ran.read_text().count("ran") == 3
 
 
 def test_a_connection_is_kept_after_a_stream_that_was_read_to_its_end(python, apiserver):
@@ -70,23 +87,21 @@ def test_a_connection_is_kept_after_a_stream_that_was_read_to_its_end(python, ap
     assert apiserver.connections == {connection}
 
 
-def test_so_is_one_that_a_watch_is_begun_with(python, apiserver, plugin):
-    user, token, _ = plugin
-    there = python(user)
-    token.write_text("second-token")
-    apiserver.on(DENIED, (200, "line\n"))
-    assert list(there.stream(NODES)) == [b"line\n"]
-    assert tokens(apiserver) == RENEWED
-
-
-def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
-    file = tmp_path / "token-file"
-    file.write_text("first-token")
-    there = python({"tokenFile": str(file)})
-    file.write_text("second-token")
-    apiserver.on(DENIED, GOOD)
+def test_a_token_of_a_pod_is_read_again(python, apiserver, certificate, tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("first-token\n")
+    (tmp_path / "ca.crt").write_bytes(Path(f"{certificate}.crt").read_bytes())
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    for name, value in zip(("HOST", "PORT"), apiserver.host.split(":"), strict=True):
+        monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
+    there = PythonTransport(access(service_account=tmp_path))
+    apiserver.on(GOOD)
+    there.request("GET", NODES)
+    (tmp_path / "token").write_text("second-token\n")
     there.request("GET", NODES)
     assert tokens(apiserver) == RENEWED
+    (tmp_path / "token").unlink()
+    with pytest.raises(ApiError, match=r"cannot be used: .*No such file"):
+        there.request("GET", NODES)
 
 
 def test_a_kubeconfig_is_read_again_as_after_a_login(python, apiserver, kubeconfig):
@@ -129,32 +144,82 @@ def test_a_plugin_that_fails_is_reported_and_nothing_is_printed(python, apiserve
     there = python(user)
     apiserver.on(DENIED)
     script = "echo it is expired: token=abcdef012345 >&2; exit 1"
-    broken = {"exec": {**user["exec"], "command": "sh", "args": ["-c", script]}}
     with pytest.raises(ApiError) as told:
-        python(broken)
-    assert "come from 'sh', which gives none: exec: process returned 1. it is" in str(told.value)
+        python(run_by("sh", "-c", script))
+    assert "come from 'sh', which gives none: it exits with 1: it is" in str(told.value)
     assert "abcdef012345" not in str(told.value)
-    with pytest.raises(ApiError):  # and one that fails later
+    with pytest.raises(ApiError, match="it exits with 1"):  # and one that fails later
         there.request("GET", NODES)
     assert capfd.readouterr() == ("", "")
-    assert not logging.getLogger().handlers or all(
-        type(handler) is not logging.StreamHandler for handler in logging.getLogger().handlers
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["/nowhere/aws"], "No such file or directory"),
+        (["sleep", "60"], "it has not ended after 0 s"),
+        (["echo", "|  token  | k8s-aws-v1.abc |"], "it prints no JSON: "),  # `output = table`
+        (["echo", "[]"], "it prints an object of None, and the kubeconfig has client.auth"),
+        (["echo", credential(token="t").replace("/v1", "/v1beta1")], "of .*/v1beta1, and the"),
+        (["echo", credential()], "neither a token nor a certificate with its key"),
+        (["echo", credential(token="t", clientKeyData="k")], "nor a certificate with its key"),
+    ],
+)
+def test_a_plugin_may_give_no_credentials(python, monkeypatch, argv, why):
+    monkeypatch.setattr(credential_plugin, "LOGIN_SECONDS", 0.2)
+    match = rf"'{argv[0]}', which gives none: .*{why}.*; install it \(brew install aws\), or log in"
+    with pytest.raises(ApiError, match=match) as told:
+        python(run_by(*argv, installHint="brew install aws"))
+    assert "abc" not in str(told.value)
+
+
+def test_a_plugin_that_cannot_be_started(python):
+    with pytest.raises(ApiError, match="it needs a terminal"):
+        python(run_by("true", interactiveMode="Always"))
+    for wrong in ({"args": [1]}, {"args": "x"}, {"env": [{"name": "A"}]}, {"command": None}):
+        with pytest.raises(ApiError, match="here cannot be used: exec needs command and apiVers"):
+            python(run_by("true", **wrong))
+
+
+def test_credentials_are_renewed_before_they_end(python, apiserver, plugin):
+    user, token, ran = plugin
+    ran.with_name("end").write_text((datetime.now(UTC) + timedelta(seconds=5)).isoformat())
+    there = python(user)
+    ran.with_name("end").write_text("2999-01-01T00:00:00Z")
+    token.write_text("second-token")
+    apiserver.on(GOOD)
+    assert [there.request("GET", NODES) for _ in range(2)] == [GOOD[1]] * 2
+    assert tokens(apiserver) == [RENEWED[1]] * 2
+    assert ran.read_text().count("ran") == 2
+
+
+def test_a_plugin_is_told_of_the_cluster_and_may_give_a_certificate(
+    python, apiserver, certificate, tmp_path
+):
+    apiserver.tls.verify_mode = ssl.CERT_REQUIRED
+    apiserver.tls.load_verify_locations(f"{certificate}.crt")
+    pem, info = certificate.read_text(), tmp_path / "info"
+    env = {"INFO": str(info), "PRINTED": credential(clientCertificateData=pem, clientKeyData=pem)}
+    user = run_by(
+        *("sh", "-c", 'echo "$KUBERNETES_EXEC_INFO" > "$INFO"; printf %s "$PRINTED"'),
+        provideClusterInfo=True,
+        env=[{"name": name, "value": value} for name, value in env.items()],
     )
-
-
-def test_a_plugin_that_is_missing_is_reported_with_how_to_install_it(python, apiserver, plugin):
-    user, _, _ = plugin
-    missing = {"command": "/nowhere/aws", "installHint": "brew install aws"}
-    with pytest.raises(ApiError, match=r"install it \(brew install aws\), or log in again"):
-        python({"exec": {**user["exec"], **missing}})
+    config = {"name": API.replace("/v1", "/exec"), "extension": {"audience": "blue"}}
+    apiserver.on(GOOD)
+    assert python(user, extensions=[config]).request("GET", NODES) == GOOD[1]
+    authority = base64.b64encode(Path(f"{certificate}.crt").read_bytes()).decode()
+    cluster = {"server": apiserver.url, "certificate-authority-data": authority}
+    spec = {"interactive": False, "cluster": {**cluster, "config": {"audience": "blue"}}}
+    told = {"apiVersion": API, "kind": "ExecCredential", "spec": spec}
+    assert json.loads(info.read_text()) == told
 
 
 @pytest.mark.parametrize("where", ["kubeconfig", "plugin"])
 @pytest.mark.parametrize("token", ["s3cr3t\n", "s3cr3t\r\nX-Other: y", "s3cr3t\u0101"])
-def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token):
-    user, file, _ = plugin
-    file.write_bytes(token.encode())
-    there = python(user if where == "plugin" else {"token": token})
+def test_a_token_that_no_header_can_hold(python, apiserver, where, token):
+    user = run_by("echo", credential(token=token)) if where == "plugin" else {"token": token}
+    there = python(user)
     with pytest.raises(ApiError, match="not allowed in an HTTP header") as told:
         there.request("GET", NODES)
     assert told.value.reason == "Unusable"
@@ -162,16 +227,13 @@ def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token
     assert not apiserver.asked
 
 
-def test_what_is_in_the_kubeconfig_is_read_without_the_client(
-    python, apiserver, certificate, tmp_path, monkeypatch
-):
+def test_certificates_and_passwords_of_the_kubeconfig(python, apiserver, certificate, tmp_path):
     encoded = base64.b64encode(certificate.read_bytes()).decode()
     commented = base64.b64encode("# Köln\n".encode() + certificate.read_bytes()).decode()
     (tmp_path / "ca.crt").write_bytes(certificate.with_suffix(".pem.crt").read_bytes())
     of_user = {"client-certificate-data": encoded, "client-key-data": encoded}
     apiserver.on(GOOD)
     python({"client-key-data": encoded}).request("GET", NODES)  # of no use alone
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
     clusters = [
         {"certificate-authority": "ca.crt"},  # relative to its kubeconfig
         {"certificate-authority": "nowhere", "certificate-authority-data": commented},
@@ -181,9 +243,22 @@ def test_what_is_in_the_kubeconfig_is_read_without_the_client(
         apiserver.on(GOOD)
         python({**of_user, "username": "ann", "password": "p"}, **cluster).request("GET", NODES)
         assert tokens(apiserver) == ["Basic YW5uOnA="]
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-    with pytest.raises(BackendError, match="the Python client of Kubernetes is missing"):
-        python({"token": "t"})
+
+
+def test_an_auth_provider_is_left_to_the_package(python, apiserver, monkeypatch):
+    claims = base64.urlsafe_b64encode(b'{"exp": 32503680000}').decode().rstrip("=")
+    token = f"h.{claims}.s"
+    user = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
+    with pytest.raises(BackendError, match="client of Kubernetes is missing") as told:
+        python(user)
+    assert f"{install_step('cluster')}, or use --client=kubectl" in str(told.value)
+    monkeypatch.delitem(sys.modules, "kubernetes")
+    pytest.importorskip("kubernetes")
+    apiserver.on(GOOD)
+    python(user).request("GET", NODES)
+    assert tokens(apiserver) == [f"Bearer {token}"]
+    with pytest.raises(ApiError, match="cannot be used: its auth-provider gives no token"):
+        python({"auth-provider": {"name": "azure"}})
 
 
 class BehindProxy(Server):
@@ -200,23 +275,57 @@ class BehindProxy(Server):
         super().finish_request(request, address)
 
 
-def test_a_proxy_is_asked_for_a_tunnel_once(python, certificate):
+@pytest.mark.parametrize(
+    ("server", "address", "host"),
+    [
+        ("https://127.0.0.1", "127.0.0.1:443", "127.0.0.1"),
+        ("HTTPS://[::1]:6443", "[::1]:6443", "[::1]:6443"),
+    ],
+)
+def test_a_proxy_is_asked_for_a_tunnel_once(server, address, host, python, certificate):
     asked = []
     with BehindProxy(lambda request: asked.append(request) or GOOD, tls=[certificate]) as proxy:
         url = f"http://ann:p%40ss@{proxy.host}"
-        there = python(**{"server": "https://127.0.0.1", "proxy-url": url})
+        there = python(**{"server": server, "proxy-url": url, "tls-server-name": "127.0.0.1"})
         assert [there.request("GET", NODES) for _ in range(2)] == [GOOD[1]] * 2
     (head,) = proxy.heads
-    assert head.startswith("CONNECT 127.0.0.1:443 ")
+    assert head.startswith(f"CONNECT {address} ")
     assert "Proxy-Authorization: Basic YW5uOnBAc3M=\r\n" in head
     headers = asked[-1].headers
-    assert (headers["Host"], headers["Authorization"]) == ("127.0.0.1", RENEWED[0])
+    assert (headers["Host"], headers["Authorization"]) == (host, RENEWED[0])
     assert "Proxy-Authorization" not in headers
 
 
-def test_a_proxy_of_another_kind_is_refused(python):
+def test_a_proxy_of_another_kind_is_refused(python, monkeypatch):
     with pytest.raises(ApiError, match="https://, for which --client=kubectl is"):
         python(**{"proxy-url": "https://127.0.0.1:1"})
+    monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(ApiError, match="socks5://, for which --client=kubectl is"):
+        python(server="https://cluster.local")
+
+
+@pytest.mark.parametrize(
+    ("server", "excepted", "proxied"),
+    [
+        ("https://api.example.com", "", True),
+        ("https://api.example.com", "*", False),
+        ("https://api.example.com:6443", "other.com, Example.COM:6443", False),
+        ("https://badexample.com", "example.com,badexample.com:6443,,:443,x:y", True),
+        ("https://example.com", ".example.com,*.example.com", True),
+        ("https://api.example.com", "*.example.com", False),
+        ("https://10.1.2.3", "10.9.9.9/8", False),
+        ("https://10.1.2.3:6443", "10.1.2.3:443,11.0.0.0/8", True),
+        ("https://[fd00::1]", "fd00::/8", False),
+        ("https://[fd00::1]", "[fd00::1]:443", False),
+        ("https://localhost:6443", "", False),
+        ("https://127.0.0.2", "", False),
+        ("https://[::1]:6443", "", False),
+        ("http://api.example.com", "", False),  # HTTP_PROXY is not set
+    ],
+)
+def test_proxies_are_those_of_kubectl(server, excepted, proxied):
+    variables = {"https_proxy": "proxy:3128", "NO_PROXY": excepted}
+    assert proxy_for(server, variables) == ("http://proxy:3128" if proxied else "")
 
 
 def test_to_act_as_somebody_else(python, apiserver):
@@ -314,28 +423,3 @@ def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):
         python(server="https://127.0.0.1:1", **{"certificate-authority": "/nowhere"})
     with pytest.raises(ApiError, match=r"cannot be reached: .*label empty"):
         python(server="https://a..b").request("GET", NODES)
-
-
-def test_without_the_client_the_package_that_plugins_need_is_named(kubeconfig, plugin):
-    code = (
-        "import sys; sys.modules['kubernetes'] = None\n"
-        "from k8sjob.backends.cluster import connect\n"
-        f"connect(kubeconfig={str(kubeconfig(plugin[0]))!r}, client='python')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1]
-    assert BackendError.__name__ in last
-    assert f"{install_step('cluster')}, or use --client=kubectl" in last
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "from k8sjob.kube.client.kubeconfig import configured; configured()",
-        "from k8sjob.backends.cluster import connect; connect(kubeconfig={!r}, client='kubectl')",
-    ],
-)
-def test_the_client_is_loaded_for_its_transport_only(kubeconfig, statement):
-    code = f"{statement.format(str(kubeconfig()))}\nimport sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert not {"kubernetes", "urllib3", "requests"} & set(done.stdout.split())

@@ -1,8 +1,8 @@
 """Kubeconfig files: which cluster, as which user, and what can be wrong with them.
 
-kubectl, and the Python client where it is needed, read the files themselves. Where KUBECONFIG is a
-list the first value counts, as with kubectl (the Python client takes the last current-context), so
-the context is always passed on by its name.
+kubectl, and the Python client for an auth-provider, read the files themselves. Where KUBECONFIG is
+a list the first value counts, as with kubectl (the Python client takes the last current-context),
+so the context is always passed on by its name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TEXTS: Final = (
 )
 _TYPES: Final = (
     (_TEXTS, str, "is not text; put it in quotes"),
-    ("as-groups", list, "is not a list"),
+    ("as-groups extensions", list, "is not a list"),
     ("exec auth-provider as-user-extra", dict, "is not a mapping"),
     # In Python, "false" in quotes would count as true.
     ("insecure-skip-tls-verify", bool, "is neither true nor false; remove the quotes"),
@@ -60,7 +60,7 @@ class Access:
         plugin: the program that gets the user's credentials; empty if none is needed.
         hint: how to install it, from the kubeconfig.
         headers: those of impersonation.
-        cluster: the cluster's fields in the kubeconfig, paths absolute; empty inside a pod.
+        cluster: the cluster's fields as in a kubeconfig, paths absolute.
         user: the user's, in the same way.
     """
 
@@ -230,6 +230,7 @@ def _of_context(
     server = cluster.get("server")
     if not server:
         raise BackendError(f"{where}: context {name!r} has no cluster with a server", "add it")
+    scheme, separator, address = str(server).rstrip("/").rpartition("://")
     space, plugin = namespace or str(meant.get("namespace") or "default"), user.get("exec") or {}
     # The namespace becomes a part of paths and of commands to paste.
     if not is_name(space):
@@ -239,7 +240,7 @@ def _of_context(
         )
     return Access(
         context=name,
-        server=str(server).rstrip("/"),
+        server=scheme.lower() + separator + address,
         namespace=space,
         files=files,
         plugin=str(plugin.get("command", "")),
@@ -251,7 +252,7 @@ def _of_context(
 
 
 def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
-    """The headers of the user's `as`: the Python client ignores it, and would act without it."""
+    """The headers of the user's `as`."""
     headers = [("Impersonate-User", user.get("as")), ("Impersonate-Uid", user.get("as-uid"))]
     headers += [("Impersonate-Group", group) for group in user.get("as-groups") or ()]
     for key, values in (user.get("as-user-extra") or {}).items():
@@ -272,6 +273,8 @@ def _of_pod(service_account: Path, namespace: str | None = None) -> Access | Non
         # In a cluster with IPv6 the host is an address with colons, which a URL has in brackets.
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         namespace=namespace or (file.read_text().strip() if file.is_file() else "default"),
+        cluster={"certificate-authority": str(service_account / "ca.crt")},
+        user={"tokenFile": str(service_account / "token")},
     )
 
 
@@ -327,6 +330,9 @@ def _file(path: Path) -> _Config:
                 for name in _PATHS & part.keys()
                 if part[name]
             }
+            plugin = part.get("exec") or {}
+            if "/" in str(plugin.get("command")):  # others are looked up in PATH
+                plugin["command"] = str(path.absolute().parent / plugin["command"])
     return config
 
 

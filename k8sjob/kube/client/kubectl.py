@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Final
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, install_step, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
+from k8sjob.kube.client.credential_plugin import LOGIN_SECONDS
 from k8sjob.kube.client.transport import MAX_LINE, ApiError, body_of, lines, parsed_answer, skew_by
 
 if TYPE_CHECKING:
@@ -70,8 +71,6 @@ _NETWORK: Final = re.compile(
 _POLL_SECONDS: Final = 0.2
 _MOST_OF_ERROR: Final = 1 << 16
 """Characters of an error that are read."""
-LOGIN_SECONDS: Final = 120.0
-"""How long a plugin may take that asks a person."""
 
 
 class KubectlTransport:

@@ -1,15 +1,14 @@
 """The transport in Python: the only module that imports the Python client, and late.
 
-The client gets and renews the credentials of plugins, and finds proxies; only what is alike in its
-releases 35 to 37 is used. To import it takes longer than most commands, so
-certificates, tokens and passwords that are in the kubeconfig are read without it.
+To import the client takes longer than most commands, so only an `auth-provider` of the kubeconfig
+is left to it. What is used of it is alike in its releases 35 to 37.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import logging
+import math
 import ssl
 import threading
 import time
@@ -17,10 +16,10 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob import environment
-from k8sjob.connections import Connections, basic
+from k8sjob.connections import Connections, basic, proxy_for
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
@@ -28,7 +27,7 @@ from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer
 from k8sjob.kube.json_text import parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from k8sjob.connections import Answer, Headers
     from k8sjob.kube.client.kubeconfig import Access
@@ -40,13 +39,24 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 STOP_SECONDS: Final = 0.3
 """How often a stream's `stop` is looked at."""
+RENEWAL_SECONDS: Final = 10.0
+"""How long before their end credentials are renewed."""
+
+
+class _Session(NamedTuple):
+    """The user's fields, with those of a plugin, and connections, until the credentials expire."""
+
+    user: Mapping[str, Any]
+    connections: Connections
+    end: float
 
 
 class PythonTransport:
-    """A cluster by way of the `kubernetes` package; see Transport.
+    """A cluster over http.client; see Transport.
 
     Raises:
-        BackendError: the package is missing, or the kubeconfig cannot be used.
+        BackendError: the kubeconfig cannot be used, a plugin returns no credentials, or the
+            `kubernetes` package is missing where it is necessary.
     """
 
     def __init__(self, access: Access) -> None:
@@ -54,7 +64,7 @@ class PythonTransport:
         self.skew = 0.0
         self._access = access
         self._lock = threading.Lock()
-        self._credentials, self._connections = self._load()
+        self._session = self._load()
 
     def request(
         self,
@@ -106,22 +116,15 @@ class PythonTransport:
 
     def _answer(self, *request: Any) -> Answer:
         """The answer to a request (see _send), repeated after a 401 and as Retry-After says."""
-        # The client reads a token's file, and runs a plugin, when the kubeconfig is loaded. A 401
-        # may mean that the credentials have been renewed on disk since.
-        renewed, connections = False, self._connections
+        # A 401 may mean that the credentials have been renewed on disk since they were read.
+        renewed, session = False, self._current_session()
         for tries_left in reversed(range(BUSY_TRIES)):
-            answer = self._send(*request)
+            answer = self._send(session, request)
             if answer.status == 401 and not renewed:
                 renewed = True
                 answer.close()
-                with self._lock:
-                    # Else a request beside this one has read them.
-                    if self._connections is connections:
-                        files = self._access.kubeconfig
-                        with suppress(BackendError):  # it is just being written
-                            self._access = kubeconfig.access(self.context, files, self.namespace)
-                        self._credentials, self._connections = self._load()
-                answer = self._send(*request)
+                session = self._current_session(refused=session)
+                answer = self._send(session, request)
             # 429: the queues of the apiserver (API Priority and Fairness) are full; 500 and 503: it
             # cannot complete the request now (ServerTimeout).
             wait = answer.headers.get("Retry-After", "")
@@ -131,18 +134,26 @@ class PythonTransport:
             time.sleep(min(int(wait), 10))
         return answer
 
-    def _send(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        timeout: float,
-    ) -> Answer:
+    def _current_session(self, refused: _Session | None = None) -> _Session:
+        """The session, renewed if it ends, or if it is the one that the server has refused."""
         with self._lock:
-            connections, secure = self._connections, self.server.startswith("https:")
-            # Never over a connection that anybody can read; kubectl does the same.
-            credentials = self._credentials() if secure else {}
+            session = self._session
+            if session is refused:
+                files = self._access.kubeconfig
+                with suppress(BackendError):  # it is just being written
+                    self._access = kubeconfig.access(self.context, files, self.namespace)
+            if session is refused or time.time() > session.end - RENEWAL_SECONDS:
+                self._session = self._load()
+            return self._session
+
+    def _send(self, session: _Session, request: tuple[Any, ...]) -> Answer:
+        """The answer to a request, as Connections.send takes one but for the user's headers."""
+        method, target, headers, body, timeout = request
+        connections = session.connections
+        try:
+            credentials = _authorization(session.user)
+        except (OSError, ValueError) as error:
+            raise self._access.unusable(str(error)) from None
         # Pairs: the header Impersonate-Group is repeated for each group.
         everything = [*headers.items(), *credentials.items(), *self._access.headers]
         self._check(everything)
@@ -203,65 +214,50 @@ class PythonTransport:
 
     # --- credentials ------------------------------------------------------------------------------
 
-    def _load(self) -> tuple[Callable[[], dict[str, str]], Connections]:
-        """What gives the headers that name the user, and the connections."""
+    def _load(self) -> _Session:
+        """A session by the kubeconfig as it was read last; runs its plugin."""
+        access, cluster, end = self._access, self._access.cluster, math.inf
+        fields: dict[str, str] = {}
         try:
-            if _is_plain(self._access):
-                headers = _authorization(self._access.user)
-                return lambda: headers, _connections(self._access)
-            from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+            if access.user.get("exec"):
+                from k8sjob.kube.client.credential_plugin import plugin_credentials  # noqa: PLC0415 - tokens need none
+
+                fields, end = plugin_credentials(access)
+            elif access.user.get("auth-provider"):
+                fields = {"token": _provided_token(access)}
+            # As with kubectl, what the kubeconfig itself has goes before what a program returns.
+            user = fields | {name: value for name, value in access.user.items() if value}
+            context = _tls_context(cluster, user) if access.server.startswith("https:") else None
+            proxy = cluster.get("proxy-url") or proxy_for(access.server, environment.variables())
+            name = cluster.get("tls-server-name")
+            connections = Connections(access.server, context, name, proxy)
+            # Never over a connection that anybody can read; kubectl does the same.
+            return _Session(user if context else {}, connections, end)
         except (OSError, ValueError) as error:
-            raise self._access.unusable(str(error)) from None
-        except ImportError as error:
-            raise BackendError(
-                f"the Python client of Kubernetes is missing ({error})",
-                f"{install_step('cluster')}, or use --client=kubectl",
-            ) from None
-        settings = client.Configuration()
-        # The client logs the error of a plugin and continues without credentials, as an anonymous
-        # user.
-        with _captured_log() as heard:
-            try:
-                if self.context == kubeconfig.IN_CLUSTER:
-                    config.load_incluster_config(client_configuration=settings)
-                else:
-                    files = self._access.kubeconfig
-                    config.load_kube_config(files, self.context, client_configuration=settings)
-                # The pool is the same in the client's versions 35, 36 and 37, in which `call_api`,
-                # the classes of errors and the answers of logs differ.
-                pool = client.ApiClient(settings).rest_client.pool_manager
-                options = pool.connection_pool_kw
-                connections = Connections(
-                    self.server,
-                    _tls_context(self.server, options),
-                    options.get("server_hostname"),
-                    pool.proxy.url if pool.proxy else "",
-                )
-            except (
-                config.ConfigException,
-                ImportError,
-                OSError,
-                ValueError,
-                KeyError,
-                TypeError,
-            ) as error:
-                raise self._access.unusable(str(error)) from None
-        if self._access.plugin and not settings.api_key and not settings.cert_file:
-            raise self._access.without_credentials(" ".join(heard) or "no reason is given")
-        return partial(_renewed, settings), connections
+            raise access.unusable(str(error)) from None
 
 
-def _is_plain(access: Access) -> bool:
-    """Whether the kubeconfig itself has all that a connection needs: no plugin, no proxy."""
-    programs = access.user.get("exec") or access.user.get("auth-provider")
-    urls = {name.lower(): url for name, url in environment.variables().items() if url}
-    proxied = access.cluster.get("proxy-url") or urls.keys() & {"http_proxy", "https_proxy"}
-    return bool(access.cluster) and not (programs or proxied)
+def _provided_token(access: Access) -> str:
+    """The token of an `auth-provider`, which the Python client gets anew after its end."""
+    try:
+        from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+    except ImportError as error:
+        raise BackendError(
+            f"the Python client of Kubernetes is missing ({error})",
+            f"{install_step('cluster')}, or use --client=kubectl",
+        ) from None
+    settings = client.Configuration()
+    try:
+        config.load_kube_config(access.kubeconfig, access.context, client_configuration=settings)
+        return str(settings.api_key["BearerToken"]).removeprefix("Bearer ")
+    except (config.ConfigException, AttributeError, ImportError, KeyError, TypeError) as error:
+        raise ValueError(f"its auth-provider gives no token: {error}") from None
 
 
 def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
     """The header of a token or of a password; none where a certificate names the user."""
-    # As kubectl does: a file, which may be renewed, goes before a token beside it.
+    # As with kubectl, a file goes before a token beside it. It is read each time: tokens of service
+    # accounts are renewed every hour.
     file = user.get("tokenFile")
     if token := Path(file).read_text(encoding="utf-8").strip() if file else user.get("token"):
         return {"authorization": f"Bearer {token}"}
@@ -270,57 +266,45 @@ def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _connections(access: Access) -> Connections:
-    cluster, user = access.cluster, access.user
-    trusts_all = cluster.get("insecure-skip-tls-verify")
-    options: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE if trusts_all else ssl.CERT_REQUIRED}
-    with ExitStack() as stack:
-        for option, fields, name in (
-            ("ca_certs", cluster, "certificate-authority"),
-            ("cert_file", user, "client-certificate"),
-            ("key_file", user, "client-key"),
-        ):
-            data = fields.get(f"{name}-data")
-            file = None if data else fields.get(name)
-            if data and fields is cluster:
-                # Python's ssl takes no text but ASCII, and comments may have other characters.
-                options["ca_cert_data"] = base64.b64decode(data).decode("ascii", "ignore")
-            elif data:
-                from k8sjob.temporary import temporary_folder  # noqa: PLC0415 - tokens need none
-
-                # Python's ssl reads the certificates and keys of users from files alone.
-                file = stack.enter_context(temporary_folder("tls")) / name
-                file.write_bytes(base64.b64decode(data))
-            elif file and not Path(file).is_file():
-                raise ValueError(f"there is no file {file}")
-            options[option] = file
-        context = _tls_context(access.server, options)
-    return Connections(access.server, context, cluster.get("tls-server-name"))
-
-
-def _tls_context(server: str, options: Mapping[str, Any]) -> ssl.SSLContext | None:
-    """The TLS settings by the options of a urllib3 pool; None for a server without TLS.
-
-    Certificates are accepted that kubectl accepts.
-    """
-    if not server.startswith("https:"):
-        return None
+def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    """The TLS settings; certificates are accepted that kubectl accepts."""
     # From Python 3.13 on, ssl.create_default_context refuses a CA without a key identifier or a key
     # usage, as some providers' clusters and private CAs have it.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["http/1.1"])
-    context.check_hostname = options["cert_reqs"] == ssl.CERT_REQUIRED
-    context.verify_mode = options["cert_reqs"]
+    if cluster.get("insecure-skip-tls-verify"):
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the CA may be an intermediate one
-    file, data = options.get("ca_certs"), options.get("ca_cert_data")
-    if file or data:
-        context.load_verify_locations(file, cadata=data)
-    else:
-        context.load_default_certs()
-    if certificate := options.get("cert_file"):
-        # With a password, a key that is encrypted is an error; without one, OpenSSL asks for it.
-        context.load_cert_chain(certificate, options.get("key_file"), password="")
+    with ExitStack() as stack:
+        if data := cluster.get("certificate-authority-data"):
+            # Python's ssl takes no text but ASCII, and comments may have other characters.
+            authorities = base64.b64decode(data).decode("ascii", "ignore")
+            context.load_verify_locations(cadata=authorities)
+        elif file := _file(stack, cluster, "certificate-authority"):
+            context.load_verify_locations(file)
+        else:
+            context.load_default_certs()
+        key = _file(stack, user, "client-key")
+        if certificate := _file(stack, user, "client-certificate"):
+            # With a password, a key that is encrypted is an error; without one, OpenSSL asks for
+            # it.
+            context.load_cert_chain(certificate, key, password="")
     return context
+
+
+def _file(stack: ExitStack, fields: Mapping[str, Any], name: str) -> Path | None:
+    """The file of a certificate or a key; where the fields have its data, until the stack ends."""
+    if data := fields.get(f"{name}-data"):
+        from k8sjob.temporary import temporary_folder  # noqa: PLC0415 - tokens need none
+
+        # Python's ssl reads the certificates and keys of users from files alone.
+        path = stack.enter_context(temporary_folder("tls")) / name
+        path.write_bytes(base64.b64decode(data))
+        return path
+    file = Path(fields[name]) if fields.get(name) else None
+    if file and not file.is_file():
+        raise ValueError(f"there is no file {file}")
+    return file
 
 
 @contextmanager
@@ -342,30 +326,6 @@ def _ended_by(stop: threading.Event | None, answer: Answer) -> Iterator[None]:
         yield
     finally:
         done.set()
-
-
-def _renewed(settings: Any) -> dict[str, str]:
-    """The headers that name the user; runs a plugin again whose credentials are about to expire."""
-    with _captured_log():  # a plugin that fails shows when the server refuses the old ones
-        return {
-            header["key"]: header["value"]
-            for header in settings.auth_settings().values()
-            if header.get("in") == "header" and header.get("value")
-        }
-
-
-@contextmanager
-def _captured_log() -> Iterator[list[str]]:
-    """The client's log messages about a failing plugin, which it sends to the root logger."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield messages
-    finally:
-        root.removeHandler(handler)
 
 
 def _why(error: Exception) -> str:
