@@ -55,11 +55,12 @@ _NO_GPU: Final = re.compile(
 )
 _IN_LOADER: Final = re.compile(r"\bCaught \w+ in DataLoader worker process \d+\.$")
 _SIGNAL_EXCEPTION: Final = re.compile(r"\bSignalException: Process \d+ got signal: (\d{1,2})$")
-_TORCHRUN_ROOT: Final = re.compile(
-    r"^Root Cause\b.*?^\s*rank\s*: (?P<rank>\d+) .*?^\s*exitcode\s*: (?P<code>-?\d+) ",
+_LAUNCHER_ROOT: Final = re.compile(
+    r"^Root Cause\b.*?^\s*rank\s*: (\d+) .*?^\s*exitcode\s*: (-?\d+) "
+    r"|--local_rank=(\d+)\b[^\n]{0,4000} exits with return code = (-?\d+)$",
     re.DOTALL | re.MULTILINE,
 )
-"""The rank that failed first in torchrun's summary, and its exit code; torchrun exits with 1."""
+"""The rank that failed first, and its exit code, as torchrun and DeepSpeed's launcher say it."""
 _STEPS: Final = load_data("steps")
 _START_RULES: Final = load_rules("start")
 _STATE_REFUSED: Final = re.compile(
@@ -368,18 +369,19 @@ def _signal(end: Failure, output: LastOutput) -> int:
     """
     if not end.reason and (number := _torchruns_signal(output)):
         return number
-    # torchrun itself ends with 1 when a signal ended one of its ranks.
-    root = None if end.reason or output.error else _torchruns_root(output)
+    # torchrun ends with 1 when a signal ended one of its ranks, and DeepSpeed with 256 - signal.
+    root = None if end.reason or output.error else _launchers_root(output)
     return -root[1] if root else end.exit_code - 128
 
 
-def _torchruns_root(output: LastOutput) -> tuple[int, int] | None:
-    """The rank that failed first, and its exit code (negative: a signal), by torchrun's summary.
+def _launchers_root(output: LastOutput) -> tuple[int, int] | None:
+    """The rank that failed first, and its exit code (negative: a signal), by the launcher.
 
-    The other failures in it are mostly ranks that torchrun itself ended by SIGTERM.
+    The other failures in it are mostly ranks that the launcher itself ended by SIGTERM.
     """
-    root = _TORCHRUN_ROOT.search("\n".join(output.context))
-    return (int(root["rank"]), int(root["code"])) if root else None
+    root = _LAUNCHER_ROOT.search("\n".join(output.context))
+    rank, code = filter(None, root.groups()) if root else ("", "")
+    return (int(rank), int(code)) if root else None
 
 
 def _torchruns_signal(output: LastOutput) -> int:
@@ -425,7 +427,7 @@ def _crashed(facts: Facts, end: Failure) -> Finding:
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
     problem = f"exit code {end.exit_code}"
-    if root := None if end.reason else _torchruns_root(_output(facts, end)):
+    if root := None if end.reason else _launchers_root(_output(facts, end)):
         problem = f"rank {root[0]} ended with exit code {root[1]}"
     return _finding(
         end,

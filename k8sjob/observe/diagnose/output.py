@@ -20,8 +20,8 @@ RULES: Final = load_rules("output")
 _DOWNLOAD: Final = load_rules("download")
 _NO_EXCEPTION: Final = frozenset({"", "Signal"})
 """Types of a Reason where the process reported no exception."""
-_RANK: Final = re.compile(r"^\[\w+\]:\s?")
-"""The rank that torch and torchrun put in front of a line."""
+_RANK: Final = re.compile(r"^(?:\[\w+\]:|\[\d+,\d+\]<std\w+>:|\((?:\w+ )?pid=\d+[^)]*\))\s?")
+"""What torch, mpirun and ray put in front of a rank's line."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _DIRECT_CAUSE: Final = "The above exception was the direct cause of the following exception:"
 """The line between the traceback of an exception and that of one that was raised from it."""
@@ -76,23 +76,30 @@ _OF_TORCHRUN: Final = re.compile(
     r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
 )
 """A line that torchrun writes itself."""
-_BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w{0,40}Error|PeerLost")
+_BETWEEN_RANKS: Final = re.compile(
+    r"(?i:gloo|nccl|c10d)|Dist\w{0,40}Error|PeerLost"
+    r"|^RuntimeError: (?:Connection reset by peer|Broken pipe)$"  # torch's store; Python's differ
+)
 """In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w{0,40}Error|PeerLost)\b")
 """Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
 _MAX_UNFRAMED: Final = 10
 """Last lines in which an error without a traceback is looked for."""
 
-_KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
-"""The class at the beginning of an exception's first line."""
+_KIND: Final = re.compile(
+    r"(?:[\w.]*InductorError: |[\w.]+: .*:\n)?(?:\w+\.)*(\w+)(?::|$)", re.MULTILINE
+)
+"""The class at the beginning of an exception, or of the one that the compiler wraps in its own."""
 _UNSPECIFIC: Final = re.compile(
     r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w{0,40}Error|DataLoader worker \(\S+ [\d, ]+\) exited"
     r"|device-side assert|ProcessExitedException|process \d+ terminated with exit code"
 )
 """In an exception's text: what NCCL, gloo, a GPU or its cause wrote before it may say more."""
+_NCCL_FAILED: Final = r"NCCL(?::| [Ee]rror| operation| failure)"
 _NCCL: Final = re.compile(
-    r"^(?:(?!NCCL error).)*+NCCL error.*?"
-    r"(unhandled (?:system|cuda) error|internal error|invalid usage|remote .{0,80}error)"
+    rf"^(?:(?!{_NCCL_FAILED}).)*+{_NCCL_FAILED}.*?"
+    r"(unhandled (?:system|cuda) error|internal error|invalid \w+|remote .{0,80}error)"
+    r"(?:.*? entry \(may be unrelated\) '(.*?)')?"
 )
 _LAST_ERROR: Final = "Last error:"
 _FAILED_CALL: Final = re.compile(r"NCCL INFO \S+:\d+ -> \d+$")
@@ -282,6 +289,9 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
 
 def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The problem between ranks that lines tell, the most telling rule first; None for none."""
+    raised = [line.partition("what(): ")[2].strip() for line in lines if "what(): " in line]
+    if explanation := explain_by(RULES, raised, local=local):
+        return explanation  # of a C++ exception, which has ended the process
     rules = [rule for rule in RULES if not rule.exception_only]
     return explain_by(rules, lines, local=local, raised=False)
 
@@ -290,7 +300,7 @@ def explain_by(
     rules: Iterable[Rule], lines: Sequence[str], *, local: bool, raised: bool = True
 ) -> Explanation | None:
     """The explanation of the first rule that fits a line; `raised`: the first is an exception's."""
-    kind = match[1] if raised and lines and (match := _KIND.match(lines[0])) else ""
+    kind = match[1] if raised and lines and (match := _KIND.match("\n".join(lines[:2]))) else ""
     for rule in rules:
         if kind and rule.types and not re.fullmatch(rule.types, kind):
             continue
@@ -317,7 +327,7 @@ def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
         return None
     details = [*lines[after:], *(line for line in last_words if "NCCL WARN " in line)]
     detail = _plain(details[0]) if details else ""
-    failure = ": ".join(filter(None, (error[1] if error else "", detail)))
+    failure = ": ".join(filter(None, (*(error.groups() if error else ()), detail)))
     step = "INFO in run.env shows what it did before" if detail else "WARN in run.env shows why"
     return Explanation(Cause.NCCL, f"NCCL failed: {failure}", f"NCCL_DEBUG: {step}")
 
