@@ -409,6 +409,8 @@ def _crashed(facts: Facts, end: Failure) -> Finding:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
+    elif any("exited unexpectedly" in line for line in _output(facts, end).error):
+        step = _STEPS["loader_ended"]
     elif end.reason and "No usable temporary directory" in end.reason.message:
         step = "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]"
     elif end.reason and end.reason.type == "FileNotFoundError":

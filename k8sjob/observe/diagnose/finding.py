@@ -162,8 +162,8 @@ class Rule:
         problem: what is wrong; the pattern's groups and the caller's facts fill its braces.
         next_step: what to do now, filled likewise.
         local_step: the next step for a job on this machine, where that differs.
-        exception_only: whether only an exception with this text ends a container; other lines that
-            contain it are warnings.
+        any_line: whether each line with this text tells the cause, and not only an exception's;
+            where an exception is needed, other lines that contain it are warnings.
         types: a pattern for the classes of exceptions that it is about; empty: all. An exception of
             the script's own may quote the text.
     """
@@ -173,7 +173,7 @@ class Rule:
     problem: str
     next_step: str
     local_step: str = ""
-    exception_only: bool = False
+    any_line: bool = False
     types: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:

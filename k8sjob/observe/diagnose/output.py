@@ -292,7 +292,7 @@ def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     raised = [line.partition("what(): ")[2].strip() for line in lines if "what(): " in line]
     if explanation := explain_by(RULES, raised, local=local):
         return explanation  # of a C++ exception, which has ended the process
-    rules = [rule for rule in RULES if not rule.exception_only]
+    rules = [rule for rule in RULES if rule.any_line]
     return explain_by(rules, lines, local=local, raised=False)
 
 
@@ -325,7 +325,8 @@ def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
     last_words = [line for line in library_lines(output.context) if "NCCL " in line]
     if error is None and not (last_words and _FAILED_CALL.search(last_words[-1])):
         return None
-    details = [*lines[after:], *(line for line in last_words if "NCCL WARN " in line)]
+    warnings = (line for line in last_words if "NCCL WARN " in line)
+    details = [*lines[after:], *(line for line in warnings if "falling back" not in line)]
     detail = _plain(details[0]) if details else ""
     failure = ": ".join(filter(None, (*(error.groups() if error else ()), detail)))
     step = "INFO in run.env shows what it did before" if detail else "WARN in run.env shows why"
