@@ -406,11 +406,11 @@ def _refused_checkpoint(facts: Facts, end: Failure) -> Finding | None:
 
 
 def _crashed(facts: Facts, end: Failure) -> Finding:
-    step = "correct the script"
-    if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
+    error = _output(facts, end).error
+    steps = (step for words, step in _STEPS["crashed"].items() if words in "\n".join(error))
+    step = next(steps, "correct the script")
+    if any(map(ARGUMENTS_REFUSED.match, error)):
         step = "correct run.args, or the arguments after `--`"
-    elif any("exited unexpectedly" in line for line in _output(facts, end).error):
-        step = _STEPS["loader_ended"]
     elif end.reason and "No usable temporary directory" in end.reason.message:
         step = "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]"
     elif end.reason and end.reason.type == "FileNotFoundError":
