@@ -38,12 +38,14 @@ class JobRef:
         namespace: its namespace; LOCAL on this machine.
         uid: distinguishes it from other jobs of the same name; empty if it is not known.
         kind: of the object, as "PyTorchJob"; empty if it is not known.
+        job: as it was when a cluster was asked for it by its name; see ClusterBackend.snapshot_of.
     """
 
     name: str
     namespace: str
     uid: str = ""
     kind: str = field(default="", compare=False)
+    job: Job | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, job: Job) -> JobRef:

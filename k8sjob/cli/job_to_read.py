@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -19,11 +19,14 @@ from k8sjob.observe.status import job_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.backends.cluster.backend import ClusterBackend
+
 
 def job_or_labels(command: Callable[..., Any]) -> Callable[..., Any]:
     """The argument NAME, or -l SELECTOR in its place; without both the newest job is meant.
 
-    The command gets them as one `job` for `find_to_read`, None for the newest.
+    The command gets them as one `job` for `read_job`, None for the newest.
     """
 
     @functools.wraps(command)
@@ -40,7 +43,7 @@ def job_or_labels(command: Callable[..., Any]) -> Callable[..., Any]:
     return job_argument(required=False)(decorated)
 
 
-def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
+def read_job(job: str | None, place: Place) -> tuple[Backend, JobRef, Snapshot]:
     """The back end that has the job or any object that runs Pods, and the job there; see `find`.
 
     None is the newest of the jobs that `list` shows for the place, and stderr has its name.
@@ -49,7 +52,11 @@ def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
         JobNotFound: there is none.
     """
     if job is not None:
-        return find(job, place, any_kind=True)
+        backend, ref = find(job, place, any_kind=True)
+        # A cluster has just been asked for it.
+        if ref.job:
+            return backend, ref, cast("ClusterBackend", backend).snapshot_of(ref.job)
+        return backend, ref, backend.snapshot(ref)
     jobs, _, namespace = all_jobs("", place, pods=False)
     if not jobs:
         raise JobNotFound(no_jobs("", place, namespace))
@@ -57,4 +64,4 @@ def find_to_read(job: str | None, place: Place) -> tuple[Backend, JobRef]:
     ref = JobRef.of(snapshot.job)
     runs = Counter(str(JobRef.of(run.job)) for _, run in jobs)
     print_status(f"the newest job: {name_of(ref, runs)}")
-    return backend, ref
+    return backend, ref, backend.snapshot(ref)

@@ -16,7 +16,7 @@ import click
 from rich.text import Text
 
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.job_to_read import find_to_read, job_or_labels
+from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import first_names, line, print_status
 from k8sjob.contract import EVENT_MARK, Event, EventKind
@@ -109,8 +109,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; omit -o json")
-    backend, ref = find_to_read(job, place)
-    snapshot = backend.snapshot(ref)
+    backend, ref, snapshot = read_job(job, place)
     chosen = select(snapshot.job, replicas, ranks)
     # Each replica that is followed is a connection and a thread.
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:

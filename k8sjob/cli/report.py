@@ -11,7 +11,7 @@ import click
 
 from k8sjob.cli.archive import complete_file, file_options
 from k8sjob.cli.find_job import Place, place_options
-from k8sjob.cli.job_to_read import find_to_read, job_or_labels
+from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.contract import Event
 from k8sjob.html_card import Html, card, curve, finding_parts, folded, moments, table
 from k8sjob.jobs.result import Reached, read_reached
@@ -56,8 +56,8 @@ def report_command(job: str | None, path: Path | None, force: bool, place: Place
     page contains the job's manifest and last output unchanged: check them for secrets before you
     give the file to others.
     """
-    backend, ref = find_to_read(job, place)
-    text = page(backend, backend.snapshot(ref))
+    backend, ref, snapshot = read_job(job, place)
+    text = page(backend, snapshot)
     with complete_file(path or Path(f"{ref.name.replace('/', '-')}.html"), force=force) as out:
         out.write(text.encode(errors="replace"))
 

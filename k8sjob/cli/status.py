@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.find_job import Place, place_options, warn_of_clock
-from k8sjob.cli.job_to_read import find_to_read, job_or_labels
+from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
@@ -49,8 +49,7 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
     from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
 
-    backend, ref = find_to_read(job, place)
-    snapshot = backend.snapshot(ref)
+    backend, ref, snapshot = read_job(job, place)
     warn_of_clock(snapshot)
     status = job_status(snapshot)
     reporter, lines = reporting_replica(snapshot.job), list[str]()

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from k8sjob.cli.find_job import Place, place_options, warn_of_clock
-from k8sjob.cli.job_to_read import find_to_read, job_or_labels
+from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
@@ -51,8 +51,7 @@ def why_command(job: str | None, timed: bool, output: str, place: Place) -> None
     shows what took the time from the submission, or the last suspension, to the first training
     step, as far as the cluster and the job's output show it.
     """
-    backend, ref = find_to_read(job, place)
-    snapshot = backend.snapshot(ref)
+    backend, ref, snapshot = read_job(job, place)
     warn_of_clock(snapshot)
     if timed:
         took = read_timing(backend, snapshot)

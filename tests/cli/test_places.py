@@ -39,11 +39,15 @@ def there(job_file, k8sjob, api):
     return make
 
 
-def test_a_name_is_looked_for_in_both_places(here, there, k8sjob):
+def test_a_name_is_looked_for_in_both_places_once(here, there, k8sjob, api):
     here("mine")
     there("ours")
     assert k8sjob("status", "mine", "-o", "name").out == "local/mine\n"
     assert k8sjob("status", "ours", "-o", "name").out == "blue/ours\n"
+    for command in ("status", "why", "logs"):
+        api.words.clear()
+        k8sjob(command, "ours")
+        assert api.words == ["GET"]
     done = k8sjob("status", "nobodys")
     assert done.code == 102
     assert "no job 'nobodys' on this machine; in the cluster: no job 'nobodys' in" in done.err

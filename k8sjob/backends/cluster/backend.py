@@ -96,7 +96,8 @@ class ClusterBackend(Creation):
         namespace = namespace or self.namespace
         if "/" in name:
             return JobRef.of(self.workloads.find(name, namespace))
-        return JobRef.of(self._get(JobRef(name, namespace)))
+        job = self._get(JobRef(name, namespace))
+        return replace(JobRef.of(job), job=job)
 
     def look_ahead(self, job: Job) -> None:
         """Begin to ask what is asked before a job is created, which follows at once."""
