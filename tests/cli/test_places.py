@@ -44,7 +44,7 @@ def test_a_name_is_looked_for_in_both_places_once(here, there, k8sjob, api):
     there("ours")
     assert k8sjob("status", "mine", "-o", "name").out == "local/mine\n"
     assert k8sjob("status", "ours", "-o", "name").out == "blue/ours\n"
-    for command in ("status", "why", "logs"):
+    for command in ("status", "why"):
         api.words.clear()
         k8sjob(command, "ours")
         assert api.words == ["GET"]
