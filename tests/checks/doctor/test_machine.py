@@ -28,7 +28,7 @@ def test_this_machine():
         (Machine("3.11", kubernetes="37.0.2"), None, Severity.OK, "kubernetes 37.0.2"),
         (Machine("3.11", kubernetes="34.1.0"), None, Severity.WARNING, "tested with 35 to 37"),
         (Machine("3.11", kubernetes="38.0.0"), "python", Severity.WARNING, "tested with 35 to 37"),
-        (Machine("3.11", kubectl="v1.34.4"), "python", Severity.ERROR, "not installed"),
+        (Machine("3.11", kubectl="v1.34.4"), "python", Severity.OK, "is not installed"),
         (Machine("3.11", kubectl="v1.34.4"), None, Severity.OK, "kubectl v1.34.4"),
         (Machine("3.11", kubernetes="37.0.2", kubectl="v1.33.0"), "kubectl", Severity.OK, "v1.33"),
         (Machine("3.11", kubectl="v1.32.3"), None, Severity.WARNING, "2 minor releases"),
