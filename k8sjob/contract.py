@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -166,18 +165,18 @@ class EventKind(StrEnum):
 
 NO_PROGRESS: Final = "no-progress"
 OWN_LAUNCHER: Final = "own-launcher"
-LAUNCHES: Final = re.compile(
+LAUNCHES: Final = (
     r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b(?! --?[hVv])"
     r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
 )
-"""A launcher at the beginning of a command, or as a module."""
+"""An expression: a launcher at the beginning of a command, or as a module."""
 EVENT_MARK: Final = "k8sjob/1 "
 _EVENT_BEGIN: Final = EVENT_MARK + "{"
 _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
 )
 _MAX_EVENT: Final = 64 * 1024
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_SURROGATE: Final = "[\ud800-\udfff]"
 _MAX_DEPTH: Final = 16
 _MAX_DIGITS: Final = 100
 _MAX_TIME: Final = 253_402_300_799.0
@@ -199,7 +198,7 @@ def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
     try:
         body = json.loads(text, parse_int=_integer)
         if "\\u" in text or not text.isascii():  # halves of characters, which no file takes
-            whole = _SURROGATE.sub("\ufffd", json.dumps(body, ensure_ascii=False))
+            whole = re.sub(_SURROGATE, "\ufffd", json.dumps(body, ensure_ascii=False))
             body = json.loads(whole, parse_int=_integer)
     except (ValueError, RecursionError):
         return None
@@ -212,12 +211,12 @@ def _integer(digits: str) -> int | float:
 
 def is_shallow(value: Any, depth: int) -> bool:
     """Whether JSON has no more than so many objects and lists inside of each other."""
-    # A tuple: `dict | list` would be built again for each of a million values.
-    nested = (dict, list)
-    level = [value] if isinstance(value, nested) else []
+    # Of a million values each is looked at, and JSON has no subclasses.
+    nested = {dict, list}
+    level = [value] if type(value) in nested else []
     while level and depth:
-        parts = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [item for part in parts for item in part if isinstance(item, nested)]
+        parts = (node.values() if type(node) is dict else node for node in level)
+        level = [item for part in parts for item in part if type(item) in nested]
         depth -= 1
     return not level
 
@@ -434,6 +433,8 @@ def counted(number: int, noun: str, plural: str = "s") -> str:
 def closest(word: str, names: Iterable[str]) -> str:
     """The known name that a word is probably a misspelling of, case aside; empty without one."""
     by_lower = {name.lower(): name for name in names}
+    from difflib import get_close_matches  # noqa: PLC0415 - only after a mistake
+
     close = get_close_matches(word.lower(), list(by_lower), n=1)
     return by_lower[close[0]] if close else ""
 

@@ -12,19 +12,17 @@ import re
 import unicodedata
 from typing import Any, Final
 
+# Expressions as texts: `re` compiles each when it is first needed, which few commands do.
 # Any introducer ends a control string, as in a terminal. So no character is looked at more than
 # twice, however many strings are begun and never ended.
-_SEQUENCES: Final = re.compile(
-    r"""
+_SEQUENCES: Final = r"""
     (?: \x1b\[ | \x9b ) [0-?]*+ [\ -/]*+ [@-~]                    # CSI: colors, cursor, modes
   | (?: \x1b\] | \x9d ) [^\x07\x1b\x80-\x9f]*+ (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link
   | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] )                        # DCS, SOS, PM, APC
     [^\x1b\x80-\x9f]*+ (?: \x1b\\ | \x9c )
   | \x1b [\ -/]*+ [0-~]                                           # all other escapes
-    """,
-    re.VERBOSE,
-)
-_INVISIBLE: Final = re.compile(
+    """
+_INVISIBLE: Final = (
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the newline
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0"  # fill no place
@@ -34,7 +32,7 @@ _INVISIBLE: Final = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # of shorthand and of notes
     "]"
 )
-_SIGNS: Final = re.compile(r"[^\w\s\x00-\u02ff\u2100-\u2bff]{5,}")
+_SIGNS: Final = r"[^\w\s\x00-\u02ff\u2100-\u2bff]{5,}"
 """Runs in which marks may stack; a regular expression knows no class of marks alone. The blocks and
 arrows of progress bars are left out."""
 _MOST_MARKS: Final = 4
@@ -44,9 +42,9 @@ _MARKS: Final = frozenset({"Mn", "Me", "Cf"})
 # GitHub and its relatives act on a line that begins with `::NAME ...::`, Azure, TeamCity and older
 # runners on `##[`, `##vso[` or `##teamcity[` anywhere in it. What GitLab and Travis act on needs a
 # control sequence.
-_LEADING_COMMAND: Final = re.compile(r"\A(\s*+:)(?=:[A-Za-z].*::)")
-_INNER_COMMAND: Final = re.compile(r"#(?=#\w*\[)")
-_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_LEADING_COMMAND: Final = r"\A(\s*+:)(?=:[A-Za-z].*::)"
+_INNER_COMMAND: Final = r"#(?=#\w*\[)"
+_SURROGATES: Final = "[\ud800-\udfff]"
 
 
 def safe_line(text: str) -> str:
@@ -57,14 +55,14 @@ def safe_line(text: str) -> str:
     Commands to a CI, as `::error::` and `##vso[...]`, get a space that makes them plain text.
     """
     if not (text.isascii() and text.isprintable()):  # as few lines are
-        text = _SEQUENCES.sub("", text)
+        text = re.sub(_SEQUENCES, "", text, flags=re.VERBOSE)
         if "\r" in text:
             text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
-        text = _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
-        text = _SIGNS.sub(_with_few_marks, text).replace("\n", " ").expandtabs(4)
+        text = re.sub(_SURROGATES, "\ufffd", re.sub(_INVISIBLE, "", text))
+        text = re.sub(_SIGNS, _with_few_marks, text).replace("\n", " ").expandtabs(4)
     if "##" in text:
-        text = _INNER_COMMAND.sub("# ", text)
-    return _LEADING_COMMAND.sub(r"\1 ", text) if "::" in text else text
+        text = re.sub(_INNER_COMMAND, "# ", text)
+    return re.sub(_LEADING_COMMAND, r"\1 ", text) if "::" in text else text
 
 
 def _with_few_marks(signs: re.Match[str]) -> str:

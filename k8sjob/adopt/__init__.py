@@ -26,15 +26,8 @@ from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import manifest
 from k8sjob.rendering.merge import leaves, merge
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import (
-    READERS,
-    config_of,
-    is_job,
-    job_of,
-    keyed,
-    near_job,
-    reader_of,
-)
+from k8sjob.targets.jobs import config_of, is_job, job_of, keyed, near_job
+from k8sjob.targets.readers import READERS, reader_of
 from k8sjob.yamldoc import Document, objects, parse_all, refuse_template
 
 if TYPE_CHECKING:

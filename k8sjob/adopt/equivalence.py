@@ -20,7 +20,8 @@ from k8sjob.kube.objects import (
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.merge import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
-from k8sjob.targets.jobs import config_of, job_of, reader_of
+from k8sjob.targets.jobs import config_of, job_of
+from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,7 +23,8 @@ from k8sjob.kube.objects import (
 )
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.merge import merge
-from k8sjob.targets.jobs import job_of, reader_of, settings_of
+from k8sjob.targets.jobs import job_of, settings_of
+from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

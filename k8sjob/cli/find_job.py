@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _Seen = TypeVar("_Seen")
 
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
-_IN: Final = rf"(?:(?P<namespace>{_NAMESPACE.pattern})/)?"
-_KIND_NAME: Final = re.compile(rf"{_IN}(?P<word>[A-Za-z][-.\w]*)/(?P<name>[^/]+)")
-_LABELS: Final = re.compile(rf"{_IN}(?P<word>pods)/(?P<name>.*[=!,( ].*)")
+_NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_NAME: Final = r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?"
+_IN: Final = rf"(?:(?P<namespace>{_NAMESPACE})/)?"
+_KIND_NAME: Final = rf"{_IN}(?P<word>[A-Za-z][-.\w]*)/(?P<name>[^/]+)"
+_LABELS: Final = rf"{_IN}(?P<word>pods)/(?P<name>.*[=!,( ].*)"
 """The keys of labels may have a prefix, which ends with a slash."""
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine."""
@@ -66,7 +66,7 @@ class Place:
     all_namespaces: bool = False
 
     def __post_init__(self) -> None:
-        if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
+        if self.namespace is not None and not re.fullmatch(_NAMESPACE, self.namespace):
             raise click.UsageError(f"-n {self.namespace!r} is not a valid namespace")
         if self.is_cluster and self.is_local:
             raise click.UsageError("--local means this machine; omit the options for a cluster")
@@ -258,7 +258,7 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
 
 def _object_named(job: str) -> re.Match[str] | None:
     """The parts of KIND/NAME, where it is no NAMESPACE/NAME."""
-    of_kind = _LABELS.fullmatch(job) or _KIND_NAME.fullmatch(job)
+    of_kind = re.fullmatch(_LABELS, job) or re.fullmatch(_KIND_NAME, job)
     # No namespace has a dot in its name, and none need be called like a kind that needs no group.
     certain = of_kind and (
         of_kind["namespace"] or "." in of_kind["word"] or names_kind(of_kind["word"])
@@ -288,7 +288,7 @@ def _conflict(job: str) -> str:
 
 def _find_job(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
-    if not _NAME.fullmatch(name) or ("/" in job and not _NAMESPACE.fullmatch(namespace)):
+    if not re.fullmatch(_NAME, name) or ("/" in job and not re.fullmatch(_NAMESPACE, namespace)):
         raise click.UsageError(
             f"{job!r} is not a job's name; write NAME, local/NAME, local/NAME@RUN, NAMESPACE/NAME,"
             " or KIND/NAME of what runs pods in the cluster"

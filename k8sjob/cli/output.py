@@ -60,12 +60,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
         spare = shutil.get_terminal_size().columns - sum(widths) - _COLUMN_GAP * (len(widths) - 1)
         widths[0] = max(_width(cells[0][0]), widths[0] + min(spare, 0))
+    lines = []
     for row in cells:
         padded = (
             cell + " " * (max(width - _width(cell), 0) + _COLUMN_GAP)
             for cell, width in zip(row, widths, strict=True)
         )
-        click.echo("".join(padded).rstrip())
+        lines.append("".join(padded).rstrip())
+    click.echo("\n".join(lines))
 
 
 def _width(cell: str) -> int:

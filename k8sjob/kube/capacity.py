@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _REQUIRED: Final = ("affinity", "nodeAffinity", REQUIRED_AFFINITY, "nodeSelectorTerms")
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
-_GPUS: Final = re.compile(r"/(?![^/]*(?:mem|core))[^/]*gpu|/mig-")
+_GPUS: Final = r"/(?![^/]*(?:mem|core))[^/]*gpu|/mig-"
 
 
 def amounts(quantities: Any) -> Amounts:
@@ -41,7 +41,7 @@ def counts_gpus(resource: str) -> bool:
 
     Those of sharing plugins that count memory or cores do not: aliyun.com/gpu-mem.
     """
-    return bool(_GPUS.search(resource.lower()))
+    return bool(re.search(_GPUS, resource.lower()))
 
 
 def as_text(resource: str, amount: Decimal) -> str:

@@ -6,7 +6,7 @@ import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.contract import CONTAINER_NAMES, Reason
 
@@ -69,8 +69,7 @@ def differing(
         yield at
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(NamedTuple):
     """A condition of an object; one that is not there is neither true nor false, and empty."""
 
     status: str = ""

@@ -15,9 +15,7 @@ _SUFFIXES: Final = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
 _DECIMAL: Final = {suffix: 3 * power for power, suffix in enumerate(_SUFFIXES, -3)}
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 """The powers of ten, and of two, that suffixes stand for."""
-_FORM: Final = re.compile(
-    r"([+-]?)(\d++(?:\.\d*+)?|\.\d++)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
-)
+_FORM: Final = r"([+-]?)(\d++(?:\.\d*+)?|\.\d++)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))"
 _NANO: Final = -9
 _LONGEST: Final = 100
 MAX: Final = Decimal(2**63 - 1)
@@ -28,7 +26,7 @@ _EXACT: Final = Context(prec=200)
 def _split(text: str) -> tuple[Decimal, str]:
     """The value and its family ("binary", "exponent", "decimal"); ValueError for no quantity."""
     # Decimal would compute with any number of digits.
-    match = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
+    match = re.fullmatch(_FORM, text, re.ASCII) if len(text) <= _LONGEST else None
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
     sign, digits, binary, exponent, suffix = match.groups()

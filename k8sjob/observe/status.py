@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _CREATED_BEFORE: Final = timedelta(seconds=2)
 """Times are whole seconds, and Pods may be created just before the condition changes."""
-_NUMBER: Final = re.compile("[0-9]{1,4}")
+_NUMBER: Final = "[0-9]{1,4}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def processes(job: Job) -> tuple[int, int]:
     its Workers (see strategies.serving) has a number of its own.
     """
     asked = job.nproc_per_node
-    each = int(asked) if _NUMBER.fullmatch(asked) else 1
+    each = int(asked) if re.fullmatch(_NUMBER, asked) else 1
     return _serving(job) or each, each
 
 

@@ -106,15 +106,15 @@ def fits(value: Any, shape: Any) -> bool:
     """Whether a value is one that fit leaves as it is; to see that takes a third of the time."""
     if isinstance(shape, dict) and isinstance(value, dict):
         every = shape.get(ANY)
-        return all(
-            item is not None
-            and (
-                (expected := shape.get(key, every)) is None
-                or (type(item) is expected and expected is not int)
-                or fits(item, expected)
-            )
-            for key, item in value.items()
-        )
+        # A loop: of 300 jobs these are 40,000 values; a generator takes half as long again.
+        for key, item in value.items():
+            expected = shape.get(key, every)
+            if expected is None:
+                if item is None:
+                    return False
+            elif (type(item) is not expected or expected is int) and not fits(item, expected):
+                return False
+        return True
     if isinstance(shape, list) and isinstance(value, list):
         return all(item is not None and fits(item, shape[0]) for item in value)
     if shape is Message and isinstance(value, str):

@@ -18,7 +18,6 @@ from k8sjob.kube.api_resources import (
     path,
     references_of,
 )
-from k8sjob.kube.capacity import add, pod_requests
 from k8sjob.kube.objects import (
     PRIORITY,
     QUEUE,
@@ -28,28 +27,21 @@ from k8sjob.kube.objects import (
     mappings,
     moment,
 )
-from k8sjob.targets.indexed.adopt import IndexedReader
-from k8sjob.targets.jobset.adopt import JobSetReader
-from k8sjob.targets.pytorchjob.adopt import PyTorchJobReader
-from k8sjob.targets.trainjob.adopt import TrainJobReader
+from k8sjob.targets.indexed.target import BATCH_JOB
+from k8sjob.targets.jobset.target import JOBSET
+from k8sjob.targets.pytorchjob.target import PYTORCHJOB
+from k8sjob.targets.trainjob.target import TRAINJOB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import FieldPath
-    from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Job, Level, ManifestReader, RoleReplicas, Target
+    from k8sjob.targets.api import Companion, Job, Level, RoleReplicas, Target
 
-READERS: Final[list[ManifestReader]] = [
-    PyTorchJobReader(),
-    TrainJobReader(),
-    JobSetReader(),
-    IndexedReader(),
-]
-"""The kinds of job, each by the reader of manifests that others wrote, in the order in which
-`--target auto` tries them; docs/reference/targets.md has the reasons. A new kind is a line here."""
-PREFERRED: Final = [reader.target for reader in READERS]
+PREFERRED: Final[list[Target]] = [PYTORCHJOB, TRAINJOB, JOBSET, BATCH_JOB]
+"""The kinds of job in the order in which `--target auto` tries them; docs/reference/targets.md has
+the reasons. A new kind is a name here, and a line in READERS."""
 DEFAULT: Final = PREFERRED[0]
 TARGETS: Final = [DEFAULT, *reversed(PREFERRED[1:])]
 """All kinds of job, in the order in which a name is looked for."""
@@ -76,11 +68,6 @@ def by_name(name: str) -> Target:
 def of_kind(kind: str | None) -> Target:
     """The target whose objects are of this kind; the default for another, or none."""
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
-
-
-def reader_of(job: Json) -> ManifestReader:
-    """The reader of a job; the first one for an object of no kind of job."""
-    return next((reader for reader in READERS if reader.target.kind == job.get("kind")), READERS[0])
 
 
 def names_kind(word: str) -> bool:
@@ -170,18 +157,6 @@ def pod_specs(job: Job) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
     for replicas in job.replicas:
         yield replicas.role, replicas.count, replicas.pod
-
-
-def gang_needs(job: Job) -> Amounts:
-    """What the Pods request in all that must start together: by default all of them."""
-    needs: Amounts = {}
-    fewest = (job.gang or {}).get("minAvailable")
-    remaining = fewest if isinstance(fewest, int) else sum(r.count for r in job.replicas)
-    for _, count, pod in pod_specs(job):
-        together = min(count, remaining)
-        remaining -= together
-        add(needs, {name: amount * together for name, amount in pod_requests(pod).items()})
-    return needs
 
 
 class ReplicaNames(Sequence[str]):

@@ -20,7 +20,7 @@ from k8sjob.kube.objects import Object, moment, new_event, stamp, true_condition
 from k8sjob.targets.api import JobState, LocalReason
 from k8sjob.targets.local_replica import Replica, ReplicaState
 from k8sjob.targets.pytorchjob.operator import KIND
-from k8sjob.targets.pytorchjob.target import PyTorchJobTarget
+from k8sjob.targets.pytorchjob.target import PYTORCHJOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,7 @@ class Lifecycle:
         self.max_restarts, self._node, self.stop_message = max_restarts, node, ""
         self.replicas = tuple(
             Replica(group, index)
-            for group in PyTorchJobTarget().job(job).replicas
+            for group in PYTORCHJOB.job(job).replicas
             for index in range(group.count)
         )
         self.name, namespace = Object(job).name, Object(job).namespace

@@ -16,7 +16,8 @@ from k8sjob.errors import SpecError
 from k8sjob.kube.objects import QUEUE
 from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import TARGETS, config_of, reader_of
+from k8sjob.targets.jobs import TARGETS, config_of
+from k8sjob.targets.readers import reader_of
 from k8sjob.yamldoc import dump, parse, parse_all
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from typing import TYPE_CHECKING, Literal
 
 from k8sjob.errors import BackendError, install_step
@@ -51,7 +50,9 @@ def connect(
         from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 
         return ClusterBackend(PythonTransport(cluster))
-    if client is None and not shutil.which("kubectl"):
+    from shutil import which  # noqa: PLC0415 - it loads all formats of archives
+
+    if client is None and not which("kubectl"):
         raise BackendError(
             "no Kubernetes client is installed",
             f"{install_step('cluster')}, or install kubectl",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.errors import JobTooLarge
@@ -143,12 +143,11 @@ def snapshots(
             time.sleep(MIN_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
+class _Source(NamedTuple):
     """One collection; a refusal to read an optional one is only reported."""
 
     path: str
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str]
     keep: Callable[[Json], bool] = lambda _: True
     optional: bool = False
 

@@ -18,7 +18,7 @@ from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
-from k8sjob.targets.jobs import gang_needs, pod_specs, references
+from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +164,7 @@ def gang(facts: ClusterFacts) -> Iterator[Finding]:
     if ready and not any(ready):
         text = "Volcano's scheduler does not run: no pod of its Deployment is ready"
         yield problem("gang", text, f"have it started, {step}")
-    name, needs = gangs.queue_name(job.gang), gang_needs(job)
+    name, needs = gangs.queue_name(job.gang), _gang_needs(job)
     queue = {} if facts.missing("gang queue") else facts.object("gang queue")
     if never := gangs.obstacle(name, queue, needs):
         step = "request less, or use another queue; otherwise the job never starts"
@@ -291,3 +291,15 @@ def _check_free_room(job: Job, nodes: Sequence[Node]) -> Finding:
 
 def _has_room(room: Mapping[str, Any], need: Amounts) -> bool:
     return all(room.get(resource, 0) >= amount for resource, amount in need.items() if amount)
+
+
+def _gang_needs(job: Job) -> Amounts:
+    """What the Pods request in all that must start together: by default all of them."""
+    needs: Amounts = {}
+    fewest = (job.gang or {}).get("minAvailable")
+    remaining = fewest if isinstance(fewest, int) else sum(r.count for r in job.replicas)
+    for _, count, pod in pod_specs(job):
+        together = min(count, remaining)
+        remaining -= together
+        add(needs, {name: amount * together for name, amount in pod_requests(pod).items()})
+    return needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
@@ -103,7 +104,7 @@ def _own_launcher(script: Script) -> Iterator[Finding]:
         if constant(keyword(call, "num_processes", 2)) == 1:  # of a notebook_launcher
             continue
         if _STARTS.fullmatch(name):
-            launcher = LAUNCHES.search(_words(script, call))
+            launcher = re.search(LAUNCHES, _words(script, call))
             text = launcher and launcher[0].strip("/;&| ")
         if text and not script.always(call, asks_rank):
             yield script.at(call, "own-launcher", launcher=text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -40,6 +39,8 @@ _NO_CONTROLLER: Final = (
 @cache
 def _rules() -> list[dict[str, Any]]:
     """The rules of errors.toml; they are read when the first error comes."""
+    import tomllib  # noqa: PLC0415 - most answers are no errors
+
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     rules: list[dict[str, Any]] = tomllib.loads(text)["rule"]
     return rules

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.kube.client.transport import ApiError, malformed, refusal
 from k8sjob.kube.json_text import parsed
@@ -53,8 +53,7 @@ _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 # --- lists ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionPage:
+class CollectionPage(NamedTuple):
     """A collection at one moment, or a page of it; a watch can start from its version."""
 
     items: list[Json]

@@ -55,7 +55,7 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             return None  # it would fit
         if not reason and facts.snapshot.groups:
             return None  # see gang_waits
-        condition = replace(condition, message=reason or condition.message)
+        condition = condition._replace(message=reason or condition.message)
     # A thousand Pods of one template with the same scheduler message are examined once.
     key = condition.message + _shape(pod)
     if key not in facts.unschedulable:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 import time
@@ -145,7 +146,7 @@ class WorkerGroup:
                 with suppress(OSError):  # it has ended meanwhile
                     argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
                     command = " ".join(argv.split("\0")[:_PROGRAM_WORDS]).strip()
-                    if contract.LAUNCHES.search(command):
+                    if re.search(contract.LAUNCHES, command):
                         return command
         return ""
 

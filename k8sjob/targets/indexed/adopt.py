@@ -16,7 +16,7 @@ from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, trainin
 from k8sjob.targets.api import Authored, ManifestReader
 from k8sjob.targets.indexed.job import own_labels
 from k8sjob.targets.indexed.pods import JOB_NAME
-from k8sjob.targets.indexed.target import RETRIED, BatchJobTarget, IndexedTarget
+from k8sjob.targets.indexed.target import BATCH_JOB, RETRIED, IndexedTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 class IndexedReader(ManifestReader):
     """The reader of Indexed Jobs; see ManifestReader."""
 
-    target: IndexedTarget = BatchJobTarget()
+    target: IndexedTarget = BATCH_JOB
 
     def problems(self, job: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""

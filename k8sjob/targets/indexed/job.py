@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 RANKS: Final = ("RANK", "PET_NODE_RANK")
-_MATCHED: Final = re.compile(
+_MATCHED: Final = (
     r"Container \S+ for pod [^/\s]+/(?P<pod>\S+) failed with exit code (?P<code>[1-9]\d*) matching"
 )
 """What the Job controller says of a Pod that a rule of podFailurePolicy fits."""
@@ -83,7 +83,7 @@ class Indexed(Job):
         return suffix == self._ranked or any(
             0 <= int(number) - replicas.first < replicas.count // replicas.pods
             for replicas in self.replicas
-            if replicas.pods and group == f"-{replicas.role}" and NUMBER.fullmatch(number)
+            if replicas.pods and group == f"-{replicas.role}" and re.fullmatch(NUMBER, number)
         )
 
     @property
@@ -244,7 +244,7 @@ class Indexed(Job):
         records = [(condition, "lastTransitionTime") for condition in conditions]
         records += [(event, "lastTimestamp") for event in events]
         for record, time_key in records:
-            match = _MATCHED.match(record.get("message") or "")
+            match = re.match(_MATCHED, record.get("message") or "")
             if match and (replica := self.replica_named(match["pod"])):
                 time = record.get(time_key) or ""
                 yield RecordedEnd(replica, int(match["code"]), "", "", time, whole=False)

@@ -19,7 +19,7 @@ NODE: Final = "node"
 CHILD_NAME: Final = f"-{NODE}-0"
 """The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
-NUMBER: Final = re.compile(r"[0-9]{1,9}")
+NUMBER: Final = r"[0-9]{1,9}"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
 """A label of the Pod since Kubernetes 1.28, and an annotation."""
 _GROUP: Final = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -42,7 +42,7 @@ class IndexedPods(Pods):
         """The replica by the Job controller's labels, which Pods of all these kinds have."""
         labels = Object(pod).labels
         index = labels.get(INDEX) or Object(pod).part("metadata", "annotations").get(INDEX, "")
-        if JOB_NAME not in labels or not NUMBER.fullmatch(index):
+        if JOB_NAME not in labels or not re.fullmatch(NUMBER, index):
             return ""
         group = labels.get(_GROUP)
         suffix = f"-{group}-{labels.get(_JOB_INDEX)}" if group else ""

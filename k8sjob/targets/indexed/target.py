@@ -257,6 +257,9 @@ class BatchJobTarget(IndexedTarget):
     manager = "kubernetes.io/job-controller"
 
 
+BATCH_JOB: Final = BatchJobTarget()
+
+
 def _final_codes(spec: JobSpec) -> Json | None:
     """The exit codes that fail the job at once, as a rule has them; None: none does."""
     if spec.restart_policy == "ExitCode":

@@ -14,7 +14,7 @@ from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, traini
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed.adopt import IndexedReader, replace_addresses
 from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
-from k8sjob.targets.jobset.target import JobSetTarget
+from k8sjob.targets.jobset.target import JOBSET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 class JobSetReader(IndexedReader):
     """The reader of JobSets."""
 
-    target = JobSetTarget()
+    target = JOBSET
 
     def authored(self, job: Json, documents: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""

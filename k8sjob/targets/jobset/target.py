@@ -10,7 +10,7 @@ Behavior: JobSet 0.12, pkg/controllers and pkg/webhooks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.api_resources import Controller
 from k8sjob.targets.api import Level
@@ -49,3 +49,6 @@ class JobSetTarget(IndexedTarget):
     def around(self, job: Json) -> Json:
         """The Job as the one replica of a replicated Job."""
         return {"replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}]}
+
+
+JOBSET: Final = JobSetTarget()

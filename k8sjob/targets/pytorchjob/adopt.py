@@ -9,7 +9,7 @@ from k8sjob.contract import DEFAULT_PORT, Role
 from k8sjob.findings import invalid
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import PORT_NAME, Authored, ManifestReader, Target
-from k8sjob.targets.pytorchjob.target import PyTorchJobTarget
+from k8sjob.targets.pytorchjob.target import PYTORCHJOB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class PyTorchJobReader(ManifestReader):
 
     quantities = (("spec", "runPolicy", "schedulingPolicy", "minResources"),)
 
-    target: Target = PyTorchJobTarget()
+    target: Target = PYTORCHJOB
 
     def authored(self, job: Json, documents: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """The job as it is."""

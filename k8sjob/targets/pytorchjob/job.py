@@ -31,12 +31,11 @@ _PRECEDENCE: Final = (
 )
 _RETRYABLE_EXIT: Final = 128
 """The ExitCode policy starts a replica again for this exit code and those above."""
-_FAILED: Final = re.compile(
+_FAILED: Final = (
     rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
-    r" terminated message: (?P<message>.*)",
-    re.DOTALL,
+    r" terminated message: (?P<message>.*)"
 )
-_EXITED: Final = re.compile(r"Pod: [^\s.]++\.(?P<pod>\S++) exited with code (?P<code>[1-9]\d*)")
+_EXITED: Final = r"Pod: [^\s.]++\.(?P<pod>\S++) exited with code (?P<code>[1-9]\d*)"
 """All that is left of a Pod that the ExitCode policy has recreated."""
 
 
@@ -126,7 +125,7 @@ class PyTorchJob(Job):
         name, events = self.name, list(events)
         for pattern in (_FAILED, _EXITED):
             for event in events:
-                if match := pattern.fullmatch(event.get("message", "")):
+                if match := re.fullmatch(pattern, event.get("message", ""), re.DOTALL):
                     whole = pattern is _FAILED
                     yield RecordedEnd(
                         match["pod"].removeprefix(f"{name}-"),
@@ -147,7 +146,7 @@ class PyTorchJob(Job):
         return sum(
             int(event.get("count") or 1)
             for event in events
-            if (match := _EXITED.fullmatch(event.get("message", "")))
+            if (match := re.fullmatch(_EXITED, event.get("message", "")))
             and match["pod"] == f"{self.name}-{replica}"
             and int(match["code"]) >= _RETRYABLE_EXIT
         )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-_REPLICA: Final = re.compile(r"(?:master|worker)-[0-9]{1,9}")
+_REPLICA: Final = r"(?:master|worker)-[0-9]{1,9}"
 
 
 class PyTorchJobPods(Pods):
@@ -34,7 +34,7 @@ class PyTorchJobPods(Pods):
         """The replica by the operator's labels."""
         labels = Object(pod).labels
         name = f"{labels.get(REPLICA_TYPE)}-{labels.get(REPLICA_INDEX, 0)}"
-        return name if _REPLICA.fullmatch(name) else ""
+        return name if re.fullmatch(_REPLICA, name) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """The selector by the operator's labels; it includes other replicas of the same indexes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
 from k8sjob.findings import invalid
@@ -98,6 +98,9 @@ class PyTorchJobTarget(Target):
         master = {"replicas": 1, "template": {"spec": pod}}
         about = {"apiVersion": self.api_version, "kind": self.kind, "metadata": {"name": name}}
         return self.job({**about, "spec": {"pytorchReplicaSpecs": {Role.MASTER.value: master}}})
+
+
+PYTORCHJOB: Final = PyTorchJobTarget()
 
 
 def backoff_limit(spec: JobSpec) -> int:

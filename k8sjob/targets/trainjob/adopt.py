@@ -31,7 +31,7 @@ from k8sjob.targets.trainjob.job import (
     SET,
     TrainJob,
 )
-from k8sjob.targets.trainjob.target import TrainJobTarget
+from k8sjob.targets.trainjob.target import TRAINJOB, TrainJobTarget
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
 class TrainJobReader(IndexedReader):
     """The reader of TrainJobs."""
 
-    target: TrainJobTarget = TrainJobTarget()
+    target: TrainJobTarget = TRAINJOB
 
     def authored(self, job: Json, documents: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there.

@@ -223,5 +223,8 @@ class TrainJobTarget(IndexedTarget):
         return job
 
 
+TRAINJOB: Final = TrainJobTarget()
+
+
 def _without_pet(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("PET_")}

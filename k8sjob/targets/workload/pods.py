@@ -55,7 +55,7 @@ def rank_of(raw: Json) -> int | None:
         return None
     about = {**pod.annotations, **pod.labels}
     texts = (*(env.get(name, "") for name in _RANKS), *(about.get(key, "") for key in _INDEXES))
-    return next((int(text) for text in texts if NUMBER.fullmatch(text)), None)
+    return next((int(text) for text in texts if re.fullmatch(NUMBER, text)), None)
 
 
 def processes_of(raw: Json) -> str:
