@@ -1,6 +1,6 @@
 """Random faults played on jobs: whether the loss curve is that of a calm run.
 
-    python bench/chaos.py [--cluster] [--page] [FAULTS] [FIRST_SEED]
+    python bench/chaos.py [--cluster] [--page] [--only KIND] [FAULTS] [FIRST_SEED]
 
 Root on Linux, with iproute2 and util-linux. Jobs run on this machine, in a network namespace whose
 loopback is taken away for a while and on a file system that is full for a while; or, with
@@ -138,14 +138,15 @@ class Job:
         found = [line.partition("RESULT ")[2] for _, line in self.lines if "RESULT " in line]
         return json.loads(found[-1]) if found else None
 
-    def processes(self, module: str) -> list[int]:
-        """The job's processes of one kind: ranks or agents."""
+    def processes(self, whom: str) -> list[int]:
+        """The job's processes of one kind: "rank", "agent" or "server", which forks ranks."""
+        module = "k8sjob.runtime" if whom == "agent" else "k8sjob.runtime.agent.rank_main"
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 argv = (path / "cmdline").read_bytes().split(b"\0")
                 forks = (path / "comm").read_text() == "k8sjob-fork\n"
-                if module.encode() in argv and self._owns(path) and not forks:
+                if module.encode() in argv and self._owns(path) and forks == (whom == "server"):
                     found.append(int(path.name))
         return sorted(found)
 
@@ -162,12 +163,12 @@ class Job:
 
 
 def hit(job: Job, chance: random.Random, whom: str) -> str:
-    """Kill or stop some of a job's ranks or agents; what was done, empty if nobody was there."""
+    """Kill or stop some of a job's processes; what was done, empty if nobody was there."""
     kinds = ["killed", "killed", "stopped for 2 s", "terminated"]
     # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
-    what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
+    what = chance.choice(kinds if whom == "agent" else [*kinds, "stopped for good"])
     several = what == "killed" and chance.random() < 0.3
-    ids = job.processes("k8sjob.runtime.agent.rank_main" if whom == "rank" else "k8sjob.runtime")
+    ids = job.processes(whom)
     ids = chance.sample(ids, min(len(ids), 2 if several else 1))
     numbers = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}
     for pid in ids:
@@ -178,7 +179,8 @@ def hit(job: Job, chance: random.Random, whom: str) -> str:
         for pid in ids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-    number = {0: "", 1: f"a{'n' * (whom == 'agent')} {whom}", 2: f"two {whom}s"}[len(ids)]
+    name = "fork server" if whom == "server" else whom
+    number = {0: "", 1: f"a{'n' * (whom == 'agent')} {name}", 2: f"two {name}s"}[len(ids)]
     return f"{number} {what}" if ids else ""
 
 
@@ -195,8 +197,8 @@ class Machine:
 
     mark = "<!-- measured: bench/chaos.py -->\n"
 
-    def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
-        self._home, self._disk = home, home / "disk"
+    def __init__(self, home: Path, stack: contextlib.ExitStack, only: str | None) -> None:
+        self._home, self._disk, self._only = home, home / "disk", only
         stack.enter_context(small_disk(self._disk))
         self._job = home / "job"
         self._clocks = Clocks(home / "clocks", ranks=3)
@@ -225,8 +227,8 @@ class Machine:
 
     def strike(self, job: Job, chance: random.Random) -> str:
         """Play one fault; its name, empty where there was nobody to hit."""
-        kinds = ["rank", "rank", "rank", "agent", "agent", "disk", "network", "clock"]
-        whom = chance.choice(kinds)
+        kinds = ["rank", "rank", "rank", "agent", "agent", "server", "disk", "network", "clock"]
+        whom = self._only or chance.choice(kinds)
         if whom == "disk":
             return fill(self._disk)
         if whom == "clock":
@@ -244,9 +246,10 @@ class Cluster:
 
     mark = "<!-- measured: bench/chaos.py --cluster -->\n"
 
-    def __init__(self, home: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, home: Path, stack: contextlib.ExitStack, only: str | None) -> None:
         from cluster.bed import Bed
 
+        self._only = only
         self._bed, self._home = stack.enter_context(Bed()), home
         home.chmod(0o755)
 
@@ -276,7 +279,7 @@ class Cluster:
     def strike(self, job: Job, chance: random.Random) -> str:
         """Play one fault; its name, empty where there was nobody to hit."""
         kinds = ["rank", "rank", "rank", "agent", "pod", "pod", "network", "cluster", "clock"]
-        whom = chance.choice(kinds)
+        whom = self._only or chance.choice([*kinds, "server"])
         if whom == "clock":
             return step(self._clocks, chance)
         if whom == "cluster":
@@ -285,10 +288,10 @@ class Cluster:
             time.sleep(5)
             self._bed.start(away)
             return f"the {away} is away for 5 s"
-        if whom in {"rank", "agent"}:
+        if whom in {"rank", "agent", "server"}:
             return hit(job, chance, whom)
         several = whom == "pod" and chance.random() < 0.3
-        ids = job.processes("k8sjob.runtime")
+        ids = job.processes("agent")
         ids = chance.sample(ids, min(len(ids), 2 if several else 1))
         if whom == "network":
             return "".join(cut_off(pid, chance.choice([2, 12])) for pid in ids)
@@ -446,6 +449,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cluster", action="store_true")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--only", choices=["rank", "agent", "server", "clock", "network"])
     parser.add_argument("faults", type=int, nargs="?", default=200)
     parser.add_argument("seed", type=int, nargs="?", default=1)
     asked = parser.parse_args()
@@ -455,7 +459,7 @@ def main() -> None:
     ends: Counter[str] = Counter()
     rows: defaultdict[str, list[Played]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, contextlib.ExitStack() as stack:
-        place = (Cluster if asked.cluster else Machine)(Path(name), stack)
+        place = (Cluster if asked.cluster else Machine)(Path(name), stack, asked.only)
         calm = place.begin("calm")
         assert calm.wait() == 0, calm.lines[-20:]
         place.end("calm")
