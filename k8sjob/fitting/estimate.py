@@ -212,7 +212,7 @@ def fit(
         )
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     plan = plan_run(spec.with_(replicas=shape, resources=NO_GPUS), folder)
-    forks = Forks("-m", "k8sjob.fitting.meter")
+    forks = Forks("k8sjob.fitting.meter")
     with signals_as_exit(), temporary_folder("fit") as temporary, forks as forking:
         first, second = (
             _run(plan, temporary / str(scale), forking, options | {"scale": scale})

@@ -1,6 +1,6 @@
 """Memory of a training step, for `k8sjob fit`: what one process allocates, by kind.
 
-`python -P -m k8sjob.fitting.meter` forks the ranks of each run.
+`python -P -m k8sjob.fitting.meter` is a rank, and measures itself.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from k8sjob.forking.ranks import serve
-from k8sjob.forking.script import StopScript, run_to_end, without_gpus, wrap
+from k8sjob.forking.script import StopScript, run_rank, run_to_end, without_gpus, wrap
+from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.data import ShardSampler
 from k8sjob.runtime.strategies.blocks import find_blocks
 
@@ -32,13 +32,12 @@ _STEPS: Final = 3
 """Optimizer steps; the first makes the optimizer's state."""
 
 
-def measure(request: dict[str, Any], rank: int, script: Callable[[], Any]) -> int:
+def measure(request: dict[str, Any], script: Callable[[], Any]) -> int:
     """Run a script for three optimizer steps, write what a rank has as JSON; the exit code.
 
     Args:
-        request: see run_group; its options: scale (factor for batch sizes), foreach (optimizers
+        request: see run_rank; its options: scale (factor for batch sizes), foreach (optimizers
             compute with lists of tensors, as on GPUs), blocks (patterns, see find_blocks).
-        rank: of this process.
         script: runs it.
     """
     meter = Meter(request["options"])
@@ -46,7 +45,7 @@ def measure(request: dict[str, Any], rank: int, script: Callable[[], Any]) -> in
         # Whatever happens a file is written: without one, the run is reported as too slow.
         code, end = run_to_end(script)
     error = {"error": "{where}: {type}: {message}".format(**end)} if code else {}
-    file = Path(request["folder"], f"memory-{rank}.json")
+    file = Path(request["folder"], f"memory-{dist_env().rank}.json")
     file.write_text(json.dumps({**error, **meter.found}))
     return code
 
@@ -312,4 +311,4 @@ def _local(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve(measure)
+    run_rank(measure)

@@ -42,9 +42,9 @@ def check_script(spec: JobSpec, command: str) -> None:
 class Forks:
     """A process that has torch imported, and forks the ranks of each run."""
 
-    def __init__(self, *program: str) -> None:
-        """The arguments of Python for a program that calls k8sjob.forking.ranks.serve."""
-        self._program = program
+    def __init__(self, program: str, *imported: str) -> None:
+        """The module that a rank runs, and others that are imported beforehand."""
+        self._modules = [program, *imported]
 
     def __enter__(self) -> Self:
         check_torch()
@@ -60,7 +60,7 @@ class Forks:
         home = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-P", *self._program],
+            [sys.executable, "-P", "-m", "k8sjob.forking.ranks", *self._modules],
             # A process group of its own: on Ctrl-C this process decides what ends.
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
         )  # fmt: skip

@@ -1,24 +1,69 @@
-"""The script in a rank: how it ends, and functions that are wrapped before it starts."""
+"""The script in a rank: its start, how it ends, and functions that are wrapped before it starts."""
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import inspect
+import json
+import os
+import runpy
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from k8sjob.runtime.agent.rank_main import exit_code, reason_of
+from k8sjob.runtime.agent.fork_server import process_arguments
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of, run_as_main
+from k8sjob.runtime.base.env import dist_env, export
+from k8sjob.runtime.base.termination import flush_output
+from k8sjob.runtime.comm import rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+SEED: Final = 20250
+"""Of the random numbers of rank 0."""
+
 
 class StopScript(BaseException):
     """The training has been seen for long enough."""
+
+
+def run_rank(run: Callable[[dict[str, Any], Callable[[], Any]], int]) -> NoReturn:
+    """Be a rank, and end this process; `run` calls the script, with the request of its rank.
+
+    The request, in JSON, is the process's argument; see k8sjob.forking.ranks.
+    """
+    code = 1
+    try:
+        told, *local_rank = process_arguments(sys.argv[1:])
+        request = json.loads(told)
+        folder, rank = Path(request["folder"]), dist_env().rank
+        # Standard input carries requests, of which a script must read nothing.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for stream, name in ((1, "out"), (2, "err")):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            os.dup2(os.open(folder / f"{name}-{rank}", flags, 0o600), stream)
+        export("PYTHONPATH", request["pythonpath"])
+        # faulthandler writes the stack, since a rank that hangs in C runs no handler of Python.
+        stack = (folder / f"stack-{rank}").open("w")
+        faulthandler.register(signal.SIGUSR2, stack, all_threads=False)
+        os.chdir(request["cwd"])
+        if mounts := request["mounts"]:  # also of what is there, so that no script writes to it
+            runpy.run_path(request["mounter"])["Mounts"]().add(mounts)
+        # All ranks share this machine, and the sums of one thread have one order.
+        torch.set_num_threads(1)
+        rng.seed_all(SEED, rank)
+        code = run(request, lambda: run_as_main([*request["argv"], *local_rank]))
+    finally:
+        # Nothing of the server may run in a rank, such as its exit handlers.
+        flush_output()
+        os._exit(code)
 
 
 def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-RECORDING: Final = ("-m", "k8sjob.proving.recording")
+RECORDING: Final = "k8sjob.proving.recording"
 """The program that forks the ranks of a proof."""
 _STEPS: Final = 200
 _SECONDS: Final = 25.0
@@ -140,7 +140,7 @@ def prove(
     spec, folder = load_spec(spec, folder, local=True)
     layout = Layout.of(spec, nproc)
     _check(spec, layout)
-    started = Forks(*RECORDING) if forks is None else nullcontext(forks)
+    started = Forks(RECORDING) if forks is None else nullcontext(forks)
     with signals_as_exit(), temporary_folder("prove") as temporary, started as forking:
         # With as many processes as the GPUs would give, where the spec does not name a number.
         shape = {"nproc_per_node": spec.nproc_per_node, "elastic": None}

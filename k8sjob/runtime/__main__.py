@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__, counted
 from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
-from k8sjob.runtime.agent.fork_server import ForkServer
+from k8sjob.runtime.agent.early_imports import early_imports, script_folder
+from k8sjob.runtime.agent.fork_server import ForkServer, adopt_orphans
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
 from k8sjob.runtime.agent.worker_group import (
-    adopt_orphans,
     shared_environ,
     single_program,
     training_program,
@@ -126,7 +126,9 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         # would only take 90 MB more.
         forks = None
         if node.world_size > 1:
-            forks = stack.enter_context(ForkServer(argv, environ, node.processes))
+            modules = early_imports(argv, node.processes)
+            server = ForkServer(modules, environ, argv, folder=script_folder(argv))
+            forks = stack.enter_context(server)
         await_master(node, settings.rendezvous_timeout, inbox)
         program = partial(
             training_program,

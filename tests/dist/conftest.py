@@ -3,21 +3,26 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from k8sjob.contract import Event, RuntimeConfig
+from k8sjob.runtime.agent.fork_server import ForkServer, adopt_orphans
 from k8sjob.runtime.base.network import reserve
 from k8sjob.runtime.base.termination import read_stacks
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120
+FAST = {  # what JAX reads as it is imported: half of the time is its compiler's
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 @dataclass
@@ -56,25 +61,26 @@ class Outcome:
 
 
 class Process:
-    """One rank, forked from the zygote."""
+    """One rank, forked from a process that has imported what it needs."""
 
-    def __init__(self, zygote, argv, env, folder, mark):
-        self.paths = {end: folder / f"{end}-{mark}" for end in ("out", "err", "reason", "code")}
+    def __init__(self, forks, argv, env, folder, mark):
+        self.paths = {end: folder / f"{end}-{mark}" for end in ("out", "err", "reason")}
         for end in ("out", "err"):
             self.paths[end].touch()
-        request = {
-            "argv": argv,
-            "env": {**env, "K8SJOB_ERROR_FILE": str(self.paths["reason"])},
-            **{end: str(self.paths[end]) for end in ("out", "err", "code")},
-        }
-        zygote.stdin.write(json.dumps(request) + "\n")
-        zygote.stdin.flush()
-        self.pid = int(zygote.stdout.readline())
+        adopt_orphans()
+        env = {**env, "K8SJOB_ERROR_FILE": str(self.paths["reason"])}
+        self.pid = forks.fork([str(self.paths["out"]), str(self.paths["err"]), *argv], env)
+        adopt_orphans(adopts=False)
+        assert self.pid, "no rank can be forked"
+        self._code = None
 
     @property
     def code(self):
         """The exit code, -N for a signal; None while it runs."""
-        return int(self.paths["code"].read_text()) if self.paths["code"].exists() else None
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
 
     def read(self, end):
         """What it wrote there; to "err" belong the stacks of a fatal error."""
@@ -121,7 +127,7 @@ class Ranks:
         }
         argv = [str(PROGRAMS / self.program), json.dumps(self._options)]
         mark = f"{rank}-{time.monotonic_ns()}"
-        return Process(self._zygote, argv, env, self.folder, mark)
+        return Process(self._zygote(env), argv, env, self.folder, mark)
 
     def await_text(self, rank, text, timeout=LIMIT_S):
         """Wait until a rank has printed something."""
@@ -163,19 +169,25 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def zygote():
-    """A process that has imported torch, from which ranks are forked."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, str(PROGRAMS / "zygote.py")],
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.stdin.close()
+def zygote(tmp_path_factory):
+    """zygote(env) -> a process that forks ranks, and has imported what takes them seconds.
+
+    One for each environment that Keras reads as it is imported. What JAX compiles is kept.
+    """
+    fast = {**FAST, "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled"))}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    with ExitStack() as stack:
+
+        @cache
+        def server(*keras):
+            modules = ["sklearn.datasets", "torch", "torch._dynamo", "torch.distributed.rpc"]
+            environ = {**settings, **(fast if keras else {}), **dict(keras)}
+            main = [str(PROGRAMS / "zygote.py")]
+            forks = ForkServer([*modules, *["keras"][: len(keras)]], environ, main=main)
+            stack.enter_context(forks).settle()
+            return forks
+
+        yield lambda env: server(*sorted(each for each in env.items() if "KERAS_" in each[0]))
 
 
 @contextmanager

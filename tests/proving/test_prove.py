@@ -32,16 +32,11 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 CASES = ("data", "gradients", "models", "session", "right")
 AT_ONCE = 2
-WARM = """
-import runpy
-import sklearn.datasets
-runpy.run_module("k8sjob.proving.recording", run_name="__main__", alter_sys=True)
-"""
 
 
 def warm_forks():
     """Forks ranks from a process that has imported scikit-learn: 0.8 s a program instead of 5."""
-    return Forks("-c", WARM)
+    return Forks(RECORDING, "sklearn.datasets")
 
 
 class Program(NamedTuple):
@@ -207,17 +202,19 @@ def test_checkpoints_of_a_job_are_neither_read_nor_written(local, tmp_path):
 
 
 def test_a_script_that_works_and_records_nothing_is_ended(tmp_path):
-    (tmp_path / "main.py").write_text("while True:\n    pass\n")
+    line = "open('line', 'w').write(open('/proc/self/cmdline').read())\n"
+    (tmp_path / "main.py").write_text(line + "while True:\n    pass\n")
     options = {"steps": 5, "seconds": 5.0}
     node = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path), "mounts": {}}
     request = {"nodes": [node], "ranks": 2, "root": str(tmp_path), "local_rank_arg": None}
     limits = {"quiet": 60.0, "silent": 2.0, "limit": 60.0}
-    with Forks(*RECORDING) as forks:
+    with Forks(RECORDING) as forks:
         answer = forks.run(
             {**request, **limits, "options": options, "folder": str(tmp_path / "records")}
         )
     assert not answer["hung"]
     assert "main.py" in answer["places"]["0"]
+    assert "--forks" in (tmp_path / "line").read_text(), "each rank has its own import of torch"
 
 
 WAITS = """

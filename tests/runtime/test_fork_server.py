@@ -15,29 +15,31 @@ from k8sjob.runtime.agent.early_imports import early_imports
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no rank is forked")
 
 TORCH, COMPILER = ("torch",), ("torch", "torch._dynamo")
-TRAINS = "optimizer = torch.optim.SGD([])\n"
 
 
 @pytest.mark.parametrize(
     ("script", "modules"),
     [
-        ("import torch\n" + TRAINS, COMPILER),
-        ('"""Text."""\nimport os\nfrom torch import nn\n', TORCH),
-        ("import torch, os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\n" + TRAINS, TORCH),
-        ("import torch, os\nos.environ['TRITON_INTERPRET'] = '1'\n" + TRAINS, TORCH),
-        ("import torch, os\nos.environ['TORCHELASTIC_RUN_ID']\n" + TRAINS, COMPILER),
-        ("S = 3\ndef run(): pass\nif TYPE_CHECKING: import x\nimport numpy, torch\n", TORCH),
-        ("try:\n    import yaml\nexcept ImportError:\n    yaml = None\nimport torch\n", TORCH),
-        ("from beside import x\nimport torch\n", TORCH),
-        ("from package.trains import x\n", COMPILER),
+        ('"""Text."""\nimport os\nfrom torch import nn\n', COMPILER),
+        ("import torch, os\nos.environ['TORCHDYNAMO_DISABLE'] = '1'\n", TORCH),
+        ("import torch, os\nos.environ['TRITON_INTERPRET'] = '1'\n", TORCH),
+        ("import torch, os\nos.environ['TORCHELASTIC_RUN_ID']\n", COMPILER),
+        ("from package.configures import x\n", TORCH),
+        ("S = 3\ndef run(): pass\nimport torch\n", COMPILER),
+        ("from beside import x\nimport torch\n", COMPILER),
         ("from k8sjob import runtime\nimport torch\n", (*COMPILER, "k8sjob.runtime.sessions")),
         ("from k8sjob.runtime import session\n", (*COMPILER, "k8sjob.runtime.sessions")),
-        ("from k8sjob import runtime\nimport os\nos.environ['A'] = 'b'\nimport torch\n", ()),
+        # The library that is loaded first brings its OpenMP; one may read the variables of a rank.
+        ("import sklearn.svm, numpy as np, torch\n", ("sklearn", "numpy", *COMPILER)),
+        ("import torch, numpy\n", COMPILER),
+        ("import lightning as L\nimport torch\n", COMPILER),
         # What torch reads at its import may be changed before.
-        ("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch\n", ()),
+        ("from k8sjob import runtime\nimport os\nos.environ['A'] = 'b'\nimport torch\n", ()),
+        ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '1'\nimport torch\n", ()),
         ("import os\nif True:\n    os.putenv('A', 'b')\nimport torch\n", ()),
         ("import os\ndef run(*, a=os.putenv('A', 'b')): pass\nimport torch\n", ()),
         ("import sys\nsys.path.insert(0, 'lib')\nimport torch\n", ()),
+        ("import warnings\nwarnings.simplefilter('error')\nimport torch\n", ()),
         ("from acts import x\nimport torch\n", ()),
         ("def set(): pass\nset()\nimport torch\n", ()),
         # A library may do that, or has to be loaded first.
@@ -59,7 +61,8 @@ def test_torch_is_imported_early_where_the_script_does_nothing_before(
         "own/torch.py": "",
         "package/__init__.py": "from . import constants\n",
         "package/constants.py": "SIZE = 3\n",
-        "package/trains.py": "import torch\n" + TRAINS,
+        "package/trains.py": "import torch\n",
+        "package/configures.py": "import torch, os\nos.environ['TORCHINDUCTOR_X'] = '1'\n",
         "package/__main__.py": "from .trains import x\n",
     }
     for name, text in files.items():
@@ -74,7 +77,7 @@ def test_torch_is_imported_early_where_the_script_does_nothing_before(
 
 
 FACTS = """
-import argparse, atexit, faulthandler, json, locale, multiprocessing, os, random, resource
+import argparse, atexit, faulthandler, gc, json, locale, multiprocessing, os, random, resource
 import signal, sys, threading, time
 import numpy
 import torch
@@ -105,7 +108,7 @@ def facts(rank):
         "handlers": [str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals()],
         "leads": os.getsid(0) == os.getpgrp() == os.getpid(),
         "limits": [resource.getrlimit(n) for n in range(16)],
-        "oom": open("/proc/self/oom_score_adj").read(),
+        "oom": open("/proc/self/oom_score_adj").read(), "garbage": gc.isenabled(),
         "descriptors": sum(1 for _ in os.scandir("/proc/self/fd")),
         "streams": [[s.encoding, s.line_buffering, s.fileno(), s.closed] for s in streams],
         "threads": sorted(t.name for t in threading.enumerate()), "main thread":
@@ -186,6 +189,7 @@ def fake(tmp_path):
     def write(addition=""):
         (tmp_path / "lib/torch").mkdir(parents=True)
         (tmp_path / "lib/torch/__init__.py").write_text(FAKE + addition)
+        (tmp_path / "lib/torch/_dynamo.py").touch()
         path = [str(Path(__file__).parents[2]), str(tmp_path / "lib")]
         return {"PYTHONPATH": ":".join(path)}
 

@@ -28,8 +28,7 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from k8sjob.forking.ranks import SEED
-from k8sjob.forking.script import without_gpus, wrap
+from k8sjob.forking.script import SEED, without_gpus, wrap
 from k8sjob.proving.recording.recorder import Fetched
 from k8sjob.proving.recording.sketch import digest
 from k8sjob.runtime.base.env import copy_environ

@@ -19,17 +19,19 @@ from k8sjob.runtime.base import config
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_NEUTRAL: Final = re.compile(
-    "accelerate|datasets|lightning|matplotlib|numpy|pandas|PIL|pytorch_lightning|requests"
-    "|safetensors|scipy|timm|tokenizers|torchaudio|torchmetrics|torchvision|tqdm|transformers|yaml"
+_IN_PLACE: Final = re.compile("numpy|pandas|PIL|scipy|sklearn|yaml")
+"""Libraries that are imported before torch where the script does so: the first OpenMP counts."""
+_LATER: Final = re.compile(
+    "accelerate|datasets|evaluate|ignite|lightning|matplotlib|pytorch_lightning|requests"
+    "|safetensors|timm|tokenizers|torchaudio|torchmetrics|torchvision|tqdm|transformers"
 )
-"""Libraries that neither set torch's variables nor have to be loaded before it."""
-_MAX_FILES: Final = 50
-_TRAINS: Final = re.compile(rb"\b(optim|DistributedDataParallel|fully_shard)\b")
-"""What imports torch's compiler, as of torch 2.6: an optimizer's first step, and DDP."""
+"""Libraries that set none of torch's variables; a rank imports them, as some read its own."""
+_ACTS: Final = ""
+"""In place of a module's name: something else than an import comes first."""
 _SESSION: Final = re.compile(rb"\bk8sjob(\.| import )runtime\b")
 _CONFIGURES: Final = re.compile(rb"\b(AOT|INDUCTOR|SYMPY|TORCH(?!ELASTIC)|TRITON)_?[A-Z]")
 """Variables, of hundreds, that torch's compiler and its libraries read at their import."""
+_MAX_FILES: Final = 50
 
 
 def script_folder(argv: Sequence[str]) -> str:
@@ -45,27 +47,32 @@ def early_imports(argv: Sequence[str], processes: int) -> tuple[str, ...]:
         argv: what would follow `python`: SCRIPT or -m MODULE, and arguments.
         processes: how many share them. One would only join the others later by the compiler.
     """
-    folder = Path(script_folder(argv))
-    script = _Script(folder)
+    script = _Script(Path(script_folder(argv)))
+    modules = list[str]()
     try:
         files = script.files(argv[1]) if argv[0] == "-m" else [Path(os.path.realpath(argv[0]))]
         if argv[0] == "-m" and files and files[-1].name == "__init__.py":
             files.append(files[-1].with_name("__main__.py"))
         # Each is executed in turn: first the packages of a module.
-        reached = next(filter(None, map(script.torch_of_file, files)), "")
-        texts = script.texts(files) if reached else []
+        for name in (name for file in files for name in script.first_imports(file)):
+            top = name.partition(".")[0]
+            # k8sjob.runtime alone imports torch when it is used.
+            if top == "torch" or name.startswith("k8sjob.runtime."):
+                break
+            if _IN_PLACE.fullmatch(top):
+                modules.append(top)
+            elif not (top in {*sys.stdlib_module_names, "k8sjob"} or _LATER.fullmatch(top)):
+                return ()
+        else:
+            return ()
+        texts = script.texts(files)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ()  # its own process reports that
-    if reached != "torch":
-        return ()
+    # An optimizer's first step and DDP import the compiler, as of torch 2.6.
+    shared = processes > 1 and not any(map(_CONFIGURES.search, texts))
+    compiler = ["torch._dynamo"] if shared else []
     session = ["k8sjob.runtime.sessions"] if any(map(_SESSION.search, texts)) else []
-    trains = processes > 1 and (session or any(map(_TRAINS.search, texts)))
-    compiler = ["torch._dynamo"] if trains and not any(map(_CONFIGURES.search, texts)) else []
-    return ("torch", *compiler, *session)
-
-
-_ACTS: Final = "?"
-"""In place of a module's name: something else than an import comes first."""
+    return (*dict.fromkeys(modules), "torch", *compiler, *session)
 
 
 class _Script:
@@ -73,7 +80,6 @@ class _Script:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._entered = folder, set[Path]()
-        self._trees: dict[Path, tuple[bytes, ast.Module]] = {}
 
     def files(self, name: str) -> list[Path]:
         """The files in the folder that an import of a module executes, in their order."""
@@ -86,55 +92,32 @@ class _Script:
             place /= part
         return files
 
-    def torch_of_file(self, file: Path) -> str:
-        """The module by which the file imports torch; empty: it does not, and does nothing else."""
+    def first_imports(self, file: Path) -> Iterator[str]:
+        """The modules outside the folder that a file imports first; _ACTS ends them."""
         if file in self._entered:
-            return ""
+            return
         self._entered.add(file)
-        return self._torch_of(self._parse(file)[1].body, file)
+        for statement in ast.parse(file.read_bytes()).body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                for name in self._names(statement, file):
+                    files = self.files(name)
+                    for inner in files:
+                        yield from self.first_imports(inner)
+                    if not files and not (self._folder / name.partition(".")[0]).is_dir():
+                        yield name
+            elif not _is_inert(statement):
+                yield _ACTS
 
     def texts(self, files: Sequence[Path]) -> list[bytes]:
         """The files, and all in the folder that they import anywhere."""
         texts, waiting, queued = list[bytes](), list(files), set(files)
         while waiting and len(texts) < _MAX_FILES:
-            text, tree = self._parse(file := waiting.pop())
-            texts.append(text)
-            for node in ast.walk(tree):
+            texts.append((file := waiting.pop()).read_bytes())
+            for node in ast.walk(ast.parse(texts[-1])):
                 imported = {at for name in self._names(node, file) for at in self.files(name)}
                 waiting += imported - queued
                 queued |= imported
         return texts
-
-    def _parse(self, file: Path) -> tuple[bytes, ast.Module]:
-        if file not in self._trees:
-            text = file.read_bytes()
-            self._trees[file] = text, ast.parse(text)
-        return self._trees[file]
-
-    def _torch_of(self, body: Sequence[ast.stmt], file: Path) -> str:
-        for statement in body:
-            if isinstance(statement, ast.Import | ast.ImportFrom):
-                reached = next(filter(None, map(self._torch_by, self._names(statement, file))), "")
-            elif isinstance(statement, ast.Try):  # of a library that may be missing
-                handled = [inner for handler in statement.handlers for inner in handler.body]
-                after = [*statement.orelse, *statement.finalbody]
-                reached = self._torch_of([*statement.body, *handled, *after], file)
-            else:
-                reached = "" if _is_inert(statement) else _ACTS
-            if reached:
-                return reached
-        return ""
-
-    def _torch_by(self, name: str) -> str:
-        """The same of an import of a module by its absolute name."""
-        top = name.partition(".")[0]
-        if files := self.files(name):
-            return next(filter(None, map(self.torch_of_file, files)), "")
-        # k8sjob.runtime alone imports torch when it is used.
-        if top == "torch" or name.startswith("k8sjob.runtime."):
-            return "torch"
-        is_harmless = top == "k8sjob" or _NEUTRAL.fullmatch(top) or top in sys.stdlib_module_names
-        return "" if is_harmless or (self._folder / top).is_dir() else _ACTS
 
     def _names(self, node: ast.AST, file: Path) -> Iterator[str]:
         """The modules that an import names, and what it takes of them, which may be modules."""
@@ -151,16 +134,17 @@ class _Script:
 
 def _is_inert(statement: ast.stmt) -> bool:
     """Whether a statement only defines names, and calls nothing."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(statement, ast.FunctionDef):
         values = [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
         parts: list[ast.expr] = [*statement.decorator_list, *values]
     elif isinstance(statement, ast.Assign):
         parts = [*statement.targets, statement.value]
     elif isinstance(statement, ast.Expr):
         parts = [statement.value]
-    elif isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
-        return not statement.orelse
     else:
-        return isinstance(statement, ast.Pass)
-    acts = (ast.Call, ast.Attribute, ast.Subscript, ast.Await)
-    return not any(isinstance(node, acts) for part in parts for node in ast.walk(part))
+        return False
+    return not any(
+        isinstance(node, ast.Call | ast.Attribute | ast.Subscript)
+        for part in parts
+        for node in ast.walk(part)
+    )

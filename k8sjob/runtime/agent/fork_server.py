@@ -1,10 +1,10 @@
 """A process that imports what all ranks of a node need, and forks each of them (Linux).
 
 `ForkServer` is the agent's side. The server is a rank's program that stops before the script: as
-`rank_main --forks SOCKET MODULES SCRIPT ...` it imports, and then answers each request, a line of
-JSON, with the number of a new process. That process is the agent's own child: the kernel gives it
-to the nearest subreaper when the process between the two ends. So the agent waits for it, signals
-and reaps it as one that it has started itself, and it ends with the agent.
+`MAIN --forks SOCKET MODULES FOLDER ...` it imports, and then answers each request, a line of JSON,
+with the number of a new process. That process is the agent's own child: the kernel gives it to the
+nearest subreaper when the process between the two ends. So the agent waits for it, signals and
+reaps it as one that it has started itself, and it ends with the agent.
 
 The server touches no device and starts no thread, so it can be forked at any time. Where it cannot
 be used, a rank is a new Python process.
@@ -12,6 +12,8 @@ be used, a rank is a new Python process.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import json
 import os
@@ -24,7 +26,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.runtime.agent.early_imports import early_imports, script_folder
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import replace_environ
 from k8sjob.runtime.base.heartbeat import Observer
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.signals import Inbox
 
-_RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
+RANK_MAIN: Final = ("-m", "k8sjob.runtime.agent.rank_main")
+"""The program of a rank: what follows `python -P`."""
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _RESET: Final = [
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
 ]
@@ -46,40 +50,80 @@ _SERVER: Final = "k8sjob-fork"
 """The name that `ps -o comm` shows of a server, whose command line is that of its ranks."""
 
 
-def start_process(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The number of a new Python process with rank_main and its arguments; it leads a session.
+def start_process(main: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The number of a new Python process with a rank's program; it leads a session.
 
     Raises:
         OSError: it cannot be started.
     """
-    argv = [*_RANK_MAIN, *arguments]
+    argv = [sys.executable, "-P", *main, *arguments]
     return os.posix_spawnp(argv[0], argv, dict(environ), setsid=True, setsigdef=_RESET)
+
+
+def process_arguments(arguments: Sequence[str]) -> Sequence[str]:
+    """The arguments of this process, which ends with its parent; a server forks in this call."""
+    # First of all: the agent may be killed at any moment, and its ranks must not outlive it.
+    die_with_parent(signal.SIGKILL)
+    if arguments[0] != "--forks":
+        return arguments
+    arguments = _serve(arguments[1:])
+    die_with_parent(signal.SIGKILL)  # a fork's parent is another process
+    return arguments
+
+
+def die_with_parent(by: signal.Signals) -> None:
+    """End with the parent, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline."""
+    # The kernel goes by the parent's thread: the agent starts its ranks from the main thread.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
+
+
+def adopt_orphans(*, adopts: bool = True) -> None:
+    """Become the parent of every descendant whose parent ends (Linux), as PID 1 is in a pod.
+
+    Such a process has left its rank's group: a daemon, or the leader of another session.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopts))
 
 
 class ForkServer:
     """A node's server, as its agent sees it.
 
     Attributes:
+        main: the program of a rank.
         pid: its number; None where none is needed, or it cannot be used.
         ready: whether it forks.
     """
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], processes: int) -> None:
-        """Start a server if the program imports torch first.
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environ: Mapping[str, str],
+        program: Sequence[str] = (),
+        *,
+        main: Sequence[str] = RANK_MAIN,
+        folder: str = "",
+    ) -> None:
+        """Start a server if there are modules to import.
 
-        `argv` would follow `python`; the environment is what the node's processes have in common.
+        Args:
+            modules: their names, in their order.
+            environ: what the processes have in common.
+            program: what a rank's program gets; `ps` shows it for the server and its processes.
+            main: the rank's program, which calls process_arguments.
+            folder: that of the script, whose modules come before those of libraries.
         """
         self.pid: int | None = None
-        self.ready = False
+        self.main, self.ready = main, False
         # A process has one seed of hashes, and "random" means another one for each rank.
         seeded = environ.get("PYTHONHASHSEED", "").isdecimal()
-        modules = early_imports(argv, processes) if sys.platform == "linux" and seeded else ()
-        if modules:
+        if modules and seeded and sys.platform == "linux":
             self._socket, theirs = socket.socketpair()
             with theirs:
                 theirs.set_inheritable(True)
-                options = ["--forks", str(theirs.fileno()), ",".join(modules)]
-                self.pid = start_process([*options, *argv], environ)
+                options = ["--forks", str(theirs.fileno()), ",".join(modules), folder]
+                self.pid = start_process(main, [*options, *program], environ)
             self._answers = self._socket.makefile()
 
     def __enter__(self) -> Self:
@@ -91,15 +135,25 @@ class ForkServer:
     def await_ready(self, inbox: Inbox, timeout: float) -> None:
         """Return once it has imported, where it cannot be used, and where the inbox is to stop.
 
-        After `timeout` seconds, unless 0, its import hangs: each process is then to try for itself.
+        If it uses no CPU for `timeout` seconds, unless 0, its import hangs: each process is then to
+        try for itself.
         """
-        limit = time.monotonic() + (timeout or float("inf"))
+        worked, moment = list[str](), time.monotonic()
         while self.pid and not self.ready and not inbox.stopping():
+            with suppress(OSError):  # it has ended, which the socket shows
+                stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+                if (work := stat[11:13]) != worked:
+                    worked, moment = work, time.monotonic()
             inbox.wait(TIMEOUTS.look, self._socket.fileno())
             if select.select([self._socket], [], [], 0)[0]:
-                self.ready = self._answer() == _READY
-            elif time.monotonic() < limit:
-                continue
+                self.settle()
+            elif timeout and time.monotonic() - moment > timeout:
+                self._close()
+
+    def settle(self) -> None:
+        """Return once it has imported, or cannot be used."""
+        if self.pid and not self.ready:
+            self.ready = self._answer() == _READY
             if not self.ready:
                 self._close()
 
@@ -139,12 +193,12 @@ class ForkServer:
         self.pid, self.ready = None, False
 
 
-def serve(arguments: Sequence[str]) -> list[str]:
+def _serve(arguments: Sequence[str]) -> list[str]:
     """Import, and fork; returns in each forked process, with its argv.
 
     Args:
-        arguments: the socket's number, the modules' names with commas between them, and the
-            program.
+        arguments: the socket's number, the modules' names with commas between them, the script's
+            folder, and the program.
     """
     began = time.monotonic()
     channel = socket.socket(fileno=int(arguments[0]))
@@ -158,7 +212,7 @@ def serve(arguments: Sequence[str]) -> list[str]:
         Observer.shared_import_s = time.monotonic() - began
         # A file that stays open, as a device's, would be one for all ranks.
         same_files = before == _descriptors()
-        if not (same_files and _is_like_new(imported, Path(script_folder(arguments[2:])))):
+        if not (same_files and _is_like_new(imported, arguments[2])):
             os._exit(1)
         requests = channel.makefile()
         channel.sendall(f"{_READY}\n".encode())
@@ -168,7 +222,8 @@ def serve(arguments: Sequence[str]) -> list[str]:
             if not pid:
                 requests.close()
                 channel.close()
-                sys.orig_argv[:] = [*_RANK_MAIN, *request["argv"]]
+                main = sys.orig_argv[: sys.orig_argv.index("--forks")]
+                sys.orig_argv[:] = [*main, *request["argv"]]
                 return list(request["argv"])
             channel.sendall(f"{pid}\n".encode())
             if not requests.readline():
@@ -181,8 +236,12 @@ def serve(arguments: Sequence[str]) -> list[str]:
 def _import(names: Sequence[str]) -> set[str]:
     """Import modules; the top-level names of all that came with them."""
     before = set(sys.modules)
+    # Nothing of an import is garbage, and a rank that looked for some would copy its memory.
+    gc.disable()
     for name in names:
         importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
     return {name.partition(".")[0] for name in sys.modules.keys() - before}
 
 
@@ -190,11 +249,11 @@ def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _is_like_new(imported: Collection[str], folder: Path) -> bool:
+def _is_like_new(imported: Collection[str], folder: str) -> bool:
     """Whether a fork of this process is like a new one in which the script imports the same."""
     # There a module of the script's folder would come before one that was imported here.
     files = (path for top in imported for path in (Path(f"{top}.py"), Path(top, "__init__.py")))
-    if any((folder / file).exists() for file in files):
+    if folder and any(Path(folder, file).exists() for file in files):
         return False
     flush_output()
     torch: Any = sys.modules["torch"]

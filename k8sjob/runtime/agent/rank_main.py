@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import ctypes
 import importlib.machinery
 import importlib.util
 import io
@@ -31,7 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.agent.fork_server import serve
+from k8sjob.runtime.agent.fork_server import die_with_parent, process_arguments
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import rank_or_none
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import CodeType, TracebackType
 
-_PR_SET_PDEATHSIG: Final = 1
 _KEPT: Final[list[Any]] = []
 _REMOTE: Final = {"RemoteTraceback", "_RemoteTraceback"}
 """The cause of an exception of a worker of multiprocessing.Pool or of ProcessPoolExecutor."""
@@ -71,11 +69,7 @@ _INTERRUPTED: Final = 128 + signal.SIGINT
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
-    # First of all: the agent may be killed at any moment, and its ranks must not outlive it.
-    die_with_parent(signal.SIGKILL)
-    if argv[0] == "--forks":
-        argv = serve(argv[1:])
-        die_with_parent(signal.SIGKILL)  # a fork's parent is another process
+    argv = process_arguments(argv)
     lifeline = config.take_lifeline()
     if argv[0] == "--exec":
         _exec(argv[1:])
@@ -336,13 +330,6 @@ def _exec(argv: Sequence[str]) -> NoReturn:
                 why = f"its first line, {script.readline(200)!r}, names a missing interpreter"
         print(f"k8sjob: cannot start {argv[0]!r}: {why}", file=sys.stderr)  # noqa: T201
         os._exit(ExitCode.CONFIG)
-
-
-def die_with_parent(by: signal.Signals) -> None:
-    """End with the parent, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline."""
-    # The kernel goes by the parent's thread: the agent starts its ranks from the main thread.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
 
 
 def _watch_parent(end: int) -> None:

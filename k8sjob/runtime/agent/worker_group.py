@@ -10,7 +10,6 @@ import ctypes
 import os
 import re
 import signal
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.agent.fork_server import start_process
+from k8sjob.runtime.agent.fork_server import RANK_MAIN, start_process
 from k8sjob.runtime.base.config import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.agent.fork_server import ForkServer
     from k8sjob.runtime.base.env import NodeEnv
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _PROGRAM_WORDS: Final = 4
 """Words of a command that name its program: python -u -m MODULE."""
 _BUSY: Final = 0.02
@@ -41,11 +39,12 @@ class Member:
     """One process of the node."""
 
     rank: int  # its rank in the whole group; -1: it has none
-    argv: Sequence[str]  # the arguments of rank_main
+    argv: Sequence[str]  # the arguments of its program
     environ: Mapping[str, str]  # its whole environment
     # where it writes its Reason, beside which its observer writes; None: neither
     error_file: Path | None = None
     forks: ForkServer | None = None  # what starts it, where it can
+    main: Sequence[str] = RANK_MAIN  # its program
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,9 @@ class WorkerGroup:
         try:
             for index, member in enumerate(members):
                 forked = member.forks and member.forks.fork(member.argv, member.environ)
-                self._held[index] = forked or start_process(member.argv, member.environ)
+                self._held[index] = forked or start_process(
+                    member.main, member.argv, member.environ
+                )
         except OSError:
             self.kill()
             kill_children()
@@ -121,6 +122,13 @@ class WorkerGroup:
         """Whether a process is stopped, as by SIGSTOP (Linux; elsewhere: not known)."""
         pid = self._held.get(index)
         return any(fields[0] == b"T" for _, fields in _stats(str(pid)))
+
+    @property
+    def works(self) -> bool:
+        """Whether the main thread of a process, or of a child, runs or reads a disk (Linux)."""
+        sessions = set(self._held.values())
+        # Threads of a backend wake up now and then while the main thread waits.
+        return any(fields[0] in b"RD" and int(fields[3]) in sessions for _, fields in _stats())
 
     def busy(self) -> frozenset[int]:
         """The processes that, with their children, have used CPU time lately (Linux)."""
@@ -239,15 +247,6 @@ def single_program(argv: Sequence[str], environ: Mapping[str, str], lifeline: in
     """One command, searched on PATH, its environment untouched: no rank and no reason."""
     variables = {**environ, contract.LIFELINE_ENV: str(lifeline)}
     return lambda _restart, _folder: [Member(-1, ["--exec", *argv], variables)]
-
-
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent ends (Linux), as PID 1 is in a pod.
-
-    Such a process has left its rank's group: a daemon, or the leader of another session.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_children(spared: Collection[int | None] = ()) -> None:
