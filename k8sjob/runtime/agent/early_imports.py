@@ -133,18 +133,7 @@ class _Script:
 
 
 def _is_inert(statement: ast.stmt) -> bool:
-    """Whether a statement only defines names, and calls nothing."""
-    if isinstance(statement, ast.FunctionDef):
-        values = [*statement.args.defaults, *filter(None, statement.args.kw_defaults)]
-        parts: list[ast.expr] = [*statement.decorator_list, *values]
-    elif isinstance(statement, ast.Assign):
-        parts = [*statement.targets, statement.value]
-    elif isinstance(statement, ast.Expr):
-        parts = [statement.value]
-    else:
-        return False
-    return not any(
-        isinstance(node, ast.Call | ast.Attribute | ast.Subscript)
-        for part in parts
-        for node in ast.walk(part)
-    )
+    """Whether a statement is a text, or binds names to values, and calls nothing."""
+    acts = ast.Call | ast.Attribute | ast.Subscript
+    plain = isinstance(statement, ast.Assign | ast.Expr)
+    return plain and not any(isinstance(node, acts) for node in ast.walk(statement))
