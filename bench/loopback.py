@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from apiserver import Apiserver  # noqa: E402 - of the tests
 from clusters import kubeconfig  # noqa: E402 - as the line before
-from observed import condition, make_pod  # noqa: E402 - as the line before
+from observed import about, condition, ended, make_pod, unplaced  # noqa: E402 - as the line before
 
 TIME = "2026-01-01T00:00:00Z"
 _BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -78,6 +78,7 @@ class Loopback(Apiserver):
         self.delay = 0.0
         self.texts: list[tuple[bytes, bytes]] = []
         self.lines = 0
+        self._events: list[dict[str, Any]] = []
         self._changes: list[dict[str, Any]] = []
         self._ended: list[dict[str, Any]] = []
         self._job: dict[str, Any] = {}
@@ -105,16 +106,47 @@ class Loopback(Apiserver):
 
         The job ends when its Pods have been told, or their log has been read where it has lines.
         """
-        self.texts, self.lines, self._end = [], lines, threading.Event()
-        self._job = _job({"replicas": {"workers": replicas - 1}}, "Created", "Running")
-        self.jobs = {("blue", "job"): self._job}
-        names = ["master-0", *(f"worker-{number}" for number in range(replicas - 1))]
+        self.lines, self._end = lines, threading.Event()
+        names = self._make_job(replicas, "Created", "Running")
         running = [_pod(name, running={"startedAt": TIME}) for name in names]
         waiting = {"reason": "ContainerCreating"}
         self.pods = running if lines else [_pod(name, "Pending", waiting=waiting) for name in names]
         self._changes = [] if lines else running
-        ended = {"exitCode": 0, "startedAt": TIME, "finishedAt": TIME}
-        self._ended = [_pod(name, "Succeeded", terminated=ended) for name in names]
+        end = {"exitCode": 0, "startedAt": TIME, "finishedAt": TIME}
+        self._ended = [_pod(name, "Succeeded", terminated=end) for name in names]
+
+    def hold_job(self, replicas: int, state: str) -> None:
+        """Serve `blue/job` whose Pods are all "pending", "failed" or "crashing", and stay so.
+
+        Each Pod that waits or crashes has an Event.
+        """
+        self.lines, error = 0, ended(1, "ValueError: the loss is no number")
+        reached = {"pending": "Created", "crashing": "Running", "failed": "Failed"}[state]
+        names = self._make_job(replicas, "Created", reached)
+        if state == "pending":
+            event = "FailedScheduling", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+            pods = [unplaced(name, "Unschedulable", event[1]) for name in names]
+        elif state == "crashing":
+            event = "BackOff", "Back-off restarting failed container pytorch in pod"
+            waiting = {"reason": "CrashLoopBackOff", "message": "back-off 1m20s restarting failed"}
+            pods = [make_pod(name, restarts=4, last=error, waiting=waiting) for name in names]
+        else:
+            pods = [make_pod(name, "Failed", terminated=error) for name in names]
+        self.pods = [_as_served(name, pod) for name, pod in zip(names, pods, strict=True)]
+        if state != "failed":
+            self._events = [_event_of(name, *event) for name in names]
+
+    def _make_job(self, replicas: int, *conditions: str) -> list[str]:
+        """The names of the replicas of a new `blue/job`, which is the only job."""
+        self.texts, self._events = [], []
+        self._job = _job({"replicas": {"workers": replicas - 1}}, *conditions)
+        self.jobs = {("blue", "job"): self._job}
+        return ["master-0", *(f"worker-{number}" for number in range(replicas - 1))]
+
+    def _listed(self, resource: str) -> Any:
+        if resource == "events":
+            return {"kind": "EventList", "apiVersion": "v1", "items": self._events}
+        return super()._listed(resource)
 
     def _over_http(self, request: Any) -> Any:
         time.sleep(self.delay)
@@ -181,13 +213,23 @@ class Loopback(Apiserver):
         return True
 
 
+def _event_of(replica: str, reason: str, message: str) -> dict[str, Any]:
+    pod = f"job-{replica}"
+    meta = {"name": f"{pod}.1", "namespace": "blue", "uid": f"event-{pod}"}
+    uid = f"uid-{replica}"
+    return about("Pod", pod, reason, message, type="Warning", uid=uid, metadata=meta)
+
+
 def _event(item: dict[str, Any], version: str) -> bytes:
     changed = item | {"metadata": item["metadata"] | {"resourceVersion": version}}
     return json.dumps({"type": "MODIFIED", "object": changed}).encode() + b"\n"
 
 
 def _pod(replica: str, *args: Any, **state: Any) -> dict[str, Any]:
-    pod = make_pod(replica, *args, **state)
+    return _as_served(replica, make_pod(replica, *args, **state))
+
+
+def _as_served(replica: str, pod: dict[str, Any]) -> dict[str, Any]:
     pod["metadata"] |= {"namespace": "blue", "uid": f"uid-{replica}", "resourceVersion": "1"}
     pod["metadata"]["creationTimestamp"] = TIME
     pod["spec"]["containers"] = [{"name": "pytorch", "image": "x:1"}]

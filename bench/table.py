@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import shutil
@@ -255,11 +256,23 @@ def growth(folder: Path) -> Iterator[str]:
             return call
 
         yield grown("list", {n: with_jobs(n) for n in (100, 1000, 10_000)}, "jobs", 2)
-        for words in (["status"], ["why"], ["watch", "--no-logs"]):
-            argv = [K8SJOB, *words, "blue/job"]
-            yield grown(words[0], {n: with_job(argv, n) for n in (10, 100, 1000)}, "replicas", 2)
+
+        def in_state(argv: list[str], replicas: int, state: str) -> Callable[[], Run]:
+            def call() -> Run:
+                server.hold_job(replicas, state)
+                return Run.of(argv)
+
+            return call
+
+        replicas = (10, 100, 1000)
+        for word, state in itertools.product(("status", "why"), ("pending", "failed", "crashing")):
+            calls = {n: in_state([K8SJOB, word, "blue/job"], n, state) for n in replicas}
+            yield grown(f"{word}, {state}", calls, "replicas", 2)
+        watch = [K8SJOB, "watch", "blue/job"]
+        calls = {n: with_job([*watch, "--no-logs"], n) for n in replicas}
+        yield grown("watch", calls, "replicas", 2)
         lines = (1000, 10_000, 100_000)
-        followed = {"watch": [K8SJOB, "watch", "blue/job"]}
+        followed = {"watch": watch, "logs -f": [K8SJOB, "logs", "-f", "blue/job"]}
         if client:
             followed["kubectl logs -f"] = [client, "logs", "-f", "job-master-0"]
         for name, argv in followed.items():

@@ -13,12 +13,16 @@ from k8sjob.cli.find_job import Place, jobs_here, local_backend, place_options, 
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import outline, without_managed_fields
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 from k8sjob.view.formats import duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.kube.objects import Json
     from k8sjob.view.json_output import JobProgress
 
 _HAVE_PROGRESS: Final = (JobState.RUNNING, JobState.SUCCEEDED)
@@ -41,7 +45,8 @@ def list_command(labels: str, output: str, place: Place) -> int:
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
     """
-    jobs, failed, namespace = all_jobs(labels, place)
+    keep = without_managed_fields if output in {"json", "yaml"} else outline
+    jobs, failed, namespace = all_jobs(labels, place, keep=keep)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
     # The output of a job in a cluster is two requests, and one that has ended says nothing new.
@@ -90,9 +95,13 @@ def list_command(labels: str, output: str, place: Place) -> int:
 
 
 def all_jobs(
-    labels: str, place: Place, *, pods: bool = True
+    labels: str,
+    place: Place,
+    *,
+    pods: bool = True,
+    keep: Callable[[Json], Json] = without_managed_fields,
 ) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
-    """The jobs of all places, those of the cluster with their `pods`, or without.
+    """The jobs of all places, those of the cluster with their `pods` or without; see `jobs`.
 
     Returns:
         The jobs, each with its back end; whether the cluster could not be reached; and the
@@ -106,7 +115,8 @@ def all_jobs(
         return jobs, False, ""
     try:
         cluster = place.connect()
-        snapshots = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=pods)
+        everywhere = place.all_namespaces
+        snapshots = cluster.jobs(all_namespaces=everywhere, selector=labels, pods=pods, keep=keep)
         # The apiserver gives an empty list of a namespace that does not exist: a misspelled one
         # looks like one without jobs.
         if place.namespace and not snapshots:

@@ -260,6 +260,29 @@ def without_managed_fields(item: Json) -> Json:
     return item
 
 
+def outline(item: Json) -> Json:
+    """The same, with name, image and environment alone of the containers in its templates."""
+    _shorten_pods(item.get("spec"))
+    return without_managed_fields(item)
+
+
+def _shorten_pods(part: Any) -> None:
+    if isinstance(part, list):
+        for element in part:
+            _shorten_pods(element)
+    elif isinstance(part, dict) and isinstance(part.get("containers"), list):
+        containers = [
+            {key: container[key] for key in ("name", "image", "env") if key in container}
+            for container in part["containers"]
+        ]
+        policy = part.get("restartPolicy")
+        part.clear()
+        part |= {"containers": containers} | ({"restartPolicy": policy} if policy else {})
+    elif isinstance(part, dict):
+        for value in part.values():
+            _shorten_pods(value)
+
+
 # --- conditions -----------------------------------------------------------------------------------
 
 

@@ -126,7 +126,12 @@ class ClusterBackend(Creation):
         return None
 
     def jobs(
-        self, *, all_namespaces: bool = False, selector: str = "", pods: bool = False
+        self,
+        *,
+        all_namespaces: bool = False,
+        selector: str = "",
+        pods: bool = False,
+        keep: Callable[[Json], Json] = without_managed_fields,
     ) -> list[Snapshot]:
         """The jobs without their events, the newest first.
 
@@ -134,9 +139,10 @@ class ClusterBackend(Creation):
             all_namespaces: those of all namespaces, not of the back end's.
             selector: a label selector, as kubectl takes it.
             pods: with their pods, where a job has not ended yet and pods may be read.
+            keep: makes of a job's object what is kept of it.
         """
         where = "" if all_namespaces else self.namespace
-        jobs, lists = self._jobs(where, selector)
+        jobs, lists = self._jobs(where, selector, keep)
         jobs.sort(key=lambda job: job.created, reverse=True)
         below = self._below(where, jobs, lists)
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
@@ -155,7 +161,9 @@ class ClusterBackend(Creation):
             snapshots.append(snapshot)
         return with_groups(self.transport, where, snapshots) if pods else snapshots
 
-    def _jobs(self, namespace: str, selector: str) -> tuple[list[Job], ObjectsByPair]:
+    def _jobs(
+        self, namespace: str, selector: str, keep: Callable[[Json], Json]
+    ) -> tuple[list[Job], ObjectsByPair]:
         """The jobs of all kinds that can be read, and the lists of these, by path and selector.
 
         Raises:
@@ -165,7 +173,7 @@ class ClusterBackend(Creation):
         lists: ObjectsByPair = {}
         errors: dict[str, ApiError] = {}
         # Most clusters lack a kind or two, and nobody reads why: an explanation takes 10 ms.
-        ask = partial(list_all, self._unexplained, query=_query(selector))
+        ask = partial(list_all, self._unexplained, query=_query(selector), keep=keep)
         places = [job_path(target, namespace) for target in TARGETS]
         answers = [start(partial(ask, where)) for where in places]
         for target, where, answer in zip(TARGETS, places, answers, strict=True):

@@ -61,26 +61,34 @@ class CollectionPage(NamedTuple):
 
 
 def list_all(
-    transport: Transport, path: str, query: Mapping[str, str] | None = None
+    transport: Transport,
+    path: str,
+    query: Mapping[str, str] | None = None,
+    keep: Callable[[Json], Json] = without_managed_fields,
 ) -> CollectionPage:
-    """All objects of a collection that the query selects.
+    """All objects of a collection that the query selects, or what `keep` leaves of each.
 
     Raises:
         ApiError: the server refuses, or cannot be reached.
     """
     try:
         # Pages are of one moment, whose data etcd removes after five minutes (compaction).
-        listed = list(pages(transport, path, query))
+        listed = list(pages(transport, path, query, keep=keep))
     except ApiError as error:
         if error.code != 410:
             raise
         # The first pages were too old for the next one: all at once, as kubectl does it.
-        listed = list(pages(transport, path, query, size=0))
+        listed = list(pages(transport, path, query, size=0, keep=keep))
     return CollectionPage([item for page in listed for item in page.items], listed[-1].version)
 
 
 def pages(
-    transport: Transport, path: str, query: Mapping[str, str] | None = None, *, size: int = PAGE
+    transport: Transport,
+    path: str,
+    query: Mapping[str, str] | None = None,
+    *,
+    size: int = PAGE,
+    keep: Callable[[Json], Json] = without_managed_fields,
 ) -> Iterator[CollectionPage]:
     """A collection page by page, all as of one moment; at least one page; all in one of size 0.
 
@@ -95,7 +103,7 @@ def pages(
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
-        items = [without_managed_fields({**named, **item}) for item in page.get("items") or []]
+        items = [keep({**named, **item}) for item in page.get("items") or []]
         yield CollectionPage(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
