@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
-from k8sjob.kube.objects import MANAGED_BY
+from k8sjob.kube.objects import MANAGED_BY, outline
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import job_of
 from k8sjob.view.json_output import state_document
@@ -183,7 +183,8 @@ class Jobs:
         for change in changes:
             match change.kind:
                 case Kind.ADDED | Kind.MODIFIED:
-                    snapshot = Snapshot(job_of(change.object), skew=backend.transport.skew)
+                    job = job_of(outline(change.object))  # there are thousands
+                    snapshot = Snapshot(job, skew=backend.transport.skew)
                     key = self._put(CLUSTER, backend, snapshot)
                     if listed is not None:
                         listed.add(key)

@@ -184,7 +184,8 @@ def _read(
     ref, replica = JobRef.of(snapshot.job), reporting_replica(snapshot.job)
     tail = TAIL_LINES if job_state(snapshot) is JobState.RUNNING else _ENDED_LINES
     with suppress(BackendError):
-        lines = backend.logs(ref, replica, tail=tail, stop=stop)
+        pods = snapshot.pods_by_replica or None  # a list has those of jobs that run
+        lines = backend.logs(ref, replica, tail=tail, stop=stop, pods=pods)
         if progress := progress_in(snapshot, (line.text for line in lines)):
             yield ref, progress
 

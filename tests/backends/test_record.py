@@ -131,7 +131,7 @@ def test_the_end_is_kept_where_output_stops_to_be_readable(tmp_path, monkeypatch
     monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 2000)
 
     class Breaks(Script):
-        def logs(self, _ref, replica):
+        def logs(self, _ref, replica, **_options):
             yield from (LogLine(replica, 0, STAMP, f"line {n}") for n in range(500))
             raise BackendError("the node is gone")
 
