@@ -36,12 +36,13 @@ CLIENT_ONLY = {"pydantic", "jinja2", "yaml", "click", "rich", "kubernetes"}
 
 
 def loaded(statement: str) -> set[str]:
-    """The top-level modules that are loaded after a statement in a fresh interpreter."""
+    """The top-level modules, and k8sjob's own, that a fresh interpreter has after a statement."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     out = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout
-    return {name.partition(".")[0] for name in json.loads(out.splitlines()[-1])}
+    names = json.loads(out.splitlines()[-1])
+    return {name if name.startswith("k8sjob.") else name.partition(".")[0] for name in names}
 
 
 def test_importing_the_package_loads_nothing():
@@ -76,6 +77,8 @@ def test_the_command_line_starts_light():
 def test_jobs_are_observed_without_what_reads_a_job_file():
     names = loaded("from k8sjob.cli import delete, list, logs, status, watch, why")
     assert not names & {"pydantic", "jinja2", "kubernetes"}
+    names = loaded("import k8sjob.cli.list, k8sjob.backends.cluster.backend")
+    assert not names & {"difflib", "shutil", "k8sjob.targets.readers"}  # mistakes, kubectl, adopt
 
 
 def test_a_push_that_remembers_its_job_reads_none():

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.existing_companion import check_companion, offering
@@ -176,6 +175,8 @@ def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     with offering(plan.job, backend):
         planned = _with_defaults(backend, plan.job)
     if existing is not None and MANIFEST_DIGEST not in existing.annotations:
+        from k8sjob.adopt.equivalence import aligned, normal_pair  # noqa: PLC0415 - of few jobs
+
         # Written by others: an apiserver fills no defaults into the pods of a custom resource, and
         # keeps a quantity as it was written.
         old, new = normal_pair(existing.own.document, planned.document)
