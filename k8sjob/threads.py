@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,26 +19,41 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def start(function: Callable[[], _T]) -> Future[_T]:
-    """Run a function in another thread."""
-    future: Future[_T] = Future()
-    threading.Thread(target=_run, args=(future, function), daemon=True).start()
-    return future
+class Call(Generic[_T]):
+    """A call that another thread makes; a Future of concurrent.futures takes long to import."""
 
+    def __init__(self, function: Callable[[], _T]) -> None:
+        self._function, self._ended = function, threading.Event()
+        self._error: BaseException | None = None
 
-def _run(future: Future[Any], function: Callable[[], Any]) -> None:
-    if future.set_running_or_notify_cancel():
+    def run(self) -> None:
+        """Make the call."""
         try:
-            future.set_result(function())
+            self._result = self._function()
         except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
-            future.set_exception(error)
+            self._error = error
+        self._ended.set()
+
+    def result(self) -> _T:
+        """What the call returns, once it has; raises what the call raises."""
+        self._ended.wait()
+        if self._error:
+            raise self._error
+        return self._result
+
+
+def start(function: Callable[[], _T]) -> Call[_T]:
+    """Run a function in another thread."""
+    call = Call(function)
+    threading.Thread(target=call.run, daemon=True).start()
+    return call
 
 
 class Ahead:
     """Calls in other threads that are begun before their results are needed."""
 
     def __init__(self) -> None:
-        self._begun: dict[object, Future[Any]] = {}
+        self._begun: dict[object, Call[Any]] = {}
 
     def begin(self, key: object, function: Callable[[], object]) -> None:
         """Begin a call, unless one of this key has been begun."""
@@ -51,7 +66,7 @@ class Ahead:
         Raises:
             What the call raises.
         """
-        begun: Future[_T] | None = self._begun.pop(key, None)
+        begun: Call[_T] | None = self._begun.pop(key, None)
         return begun.result() if begun else function()
 
 
@@ -61,19 +76,21 @@ def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any
     Raises:
         The first failure; functions that have not started by then never do.
     """
-    tasks = [(Future[Any](), function) for function in functions]
-    waiting = deque(tasks)
+    calls = [Call(function) for function in functions]
+    waiting, ended = deque(calls), SimpleQueue[Call[Any]]()
 
     def work() -> None:
         with suppress(IndexError):
             while True:
-                _run(*waiting.popleft())
+                call = waiting.popleft()
+                call.run()
+                ended.put(call)
 
-    for _ in range(min(width, len(tasks))):
+    for _ in range(min(width, len(calls))):
         threading.Thread(target=work, daemon=True).start()
-    done, pending = wait([future for future, _ in tasks], return_when=FIRST_EXCEPTION)
-    for future in pending:
-        future.cancel()
-    for future in done:
-        future.result()  # raises the failure
-    return [future.result() for future, _ in tasks]
+    try:
+        for _ in calls:
+            ended.get().result()  # raises the failure
+    finally:
+        waiting.clear()
+    return [call.result() for call in calls]
