@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,8 @@ def commit_of(folder: Path) -> str:
 
     Empty without git, or without a commit.
     """
+    import subprocess  # noqa: PLC0415 - few need the commit
+
     # A setting of the repository could name a program that git asks for changes.
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder)]
     argv = ["git", *options, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
 import stat
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -38,6 +36,12 @@ def own_cache_folder() -> Path | None:
         return None
     foreign = info.st_uid != os.geteuid() or not stat.S_ISDIR(info.st_mode)
     return None if foreign or info.st_mode & 0o022 else folder
+
+
+def leads_out(folder: Path, name: str) -> str | None:
+    """The path that a name in a folder means, where `..` or a link leads out of the folder."""
+    root, path = os.path.realpath(folder), os.path.realpath(folder / name)
+    return path if os.path.commonpath([root, path]) != root else None
 
 
 @contextmanager
@@ -102,7 +106,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises:
         K8sJobError: it cannot be written.
     """
-    is_new, draft = not path.exists(), path / f"{DRAFT}{secrets.token_hex(6)}"
+    import shutil  # noqa: PLC0415 - with modules for archives, which other files do not need
+
+    is_new, draft = not path.exists(), path / f"{DRAFT}{os.urandom(6).hex()}"
     untouched = "nothing was changed; "
     try:
         draft.mkdir(parents=True)

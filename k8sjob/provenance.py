@@ -6,14 +6,12 @@ So `status` shows it without asking a registry, long after the image was made.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ImageLayer:
+class ImageLayer(NamedTuple):
     """A layer that was added to the base.
 
     Attributes:
@@ -27,8 +25,7 @@ class ImageLayer:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(NamedTuple):
     """The sources of an image.
 
     Attributes:
@@ -54,7 +51,7 @@ class Provenance:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON; docs/reference/json.md describes each field."""
-        return {**asdict(self), "layers": [asdict(layer) for layer in self.layers]}
+        return {**self._asdict(), "layers": [layer._asdict() for layer in self.layers]}
 
     def encode(self) -> str:
         """Compact JSON for an annotation; equal values give equal text."""

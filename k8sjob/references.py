@@ -10,7 +10,6 @@ _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _DOMAIN = rf"{_LABEL}(?:\.{_LABEL})*(?::[0-9]+)?"
 _PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
-_REPOSITORY = re.compile(_PATH)
 REFERENCE: Final = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
@@ -22,4 +21,4 @@ def is_image_reference(text: str) -> bool:
 
 def is_repository(reference: str) -> bool:
     """Whether an image reference has neither a tag nor a digest."""
-    return bool(_REPOSITORY.fullmatch(reference))
+    return bool(re.fullmatch(_PATH, reference))

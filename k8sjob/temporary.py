@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
-import shutil
 import stat
-import tempfile
 import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +36,9 @@ def temporary_folder(purpose: str, parent: str | None = None) -> Iterator[Path]:
     Raises:
         OSError: it cannot be made.
     """
+    import shutil  # noqa: PLC0415 - drafts need neither
+    import tempfile  # noqa: PLC0415
+
     place = Path(parent or tempfile.gettempdir())
     # Not held while they are removed: NFS would keep the lock under another name.
     for lock in list(_abandoned(place, f"{_PREFIX}*-{_HOST}-*/{_LOCK}")):
@@ -61,7 +61,7 @@ def create_draft(path: Path, mode: int) -> tuple[Path, int]:
     """
     for draft in _abandoned(path.parent, f"{DRAFT}{_HOST}-*"):
         draft.unlink(missing_ok=True)
-    draft = path.with_name(f"{DRAFT}{_HOST}-{secrets.token_hex(6)}")
+    draft = path.with_name(f"{DRAFT}{_HOST}-{os.urandom(6).hex()}")
     return draft, _create_locked(draft, mode)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +24,7 @@ def table(kind: str) -> dict[str, str]:
 
 def distribution_of(name: str, installed: Mapping[str, Sequence[str]]) -> str:
     """The distribution of a module, or of the module that has this attribute."""
-    from importlib import metadata  # noqa: PLC0415 - see torch_version
+    from importlib import metadata  # noqa: PLC0415 - see installed_version
 
     parts, modules = name.split("."), table("import")
     candidates = dict.fromkeys(installed.get(parts[0], ()))
@@ -43,17 +46,19 @@ def distribution_of(name: str, installed: Mapping[str, Sequence[str]]) -> str:
 
 def pinned(distribution: str) -> str:
     """A distribution in the version that is installed."""
-    from importlib import metadata  # noqa: PLC0415 - see torch_version
-
-    try:
-        return f"{distribution}=={metadata.version(distribution).partition('+')[0]}"
-    except metadata.PackageNotFoundError:
-        return distribution
+    version = installed_version(distribution).partition("+")[0]
+    return f"{distribution}=={version}" if version else distribution
 
 
-def torch_version() -> str:
-    """The version of torch that is installed; empty if there is none."""
+def installed_version(distribution: str) -> str:
+    """The version of a distribution that is installed; empty if there is none."""
     # To import torch takes seconds, and importlib.metadata a sixth of a command. Conda writes
     # egg-info.
-    folders = (info for path in sys.path for info in Path(path).glob("torch-*.*-info"))
-    return next((folder.name.split("-")[1].split(".dist")[0] for folder in folders), "")
+    name = re.sub(r"[-_.]+", "[-_.]", distribution)
+    form = re.compile(rf"{name}-([^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info", re.IGNORECASE)
+    for path in sys.path:
+        with suppress(OSError):  # it may be an archive, or not be there
+            names = os.listdir(path or ".")  # noqa: PTH208 - hundreds
+            if version := next((match[1] for match in map(form.fullmatch, names) if match), ""):
+                return version
+    return ""

@@ -227,16 +227,12 @@ def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
 def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
     """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
     base = getattr(spec.image, "base", None)
-    if base and spec.uses_agent:
-        yield from base_remarks(base, linted=linted)
-
-
-def base_remarks(base: str, *, linted: bool = False) -> Iterator[str]:
-    """The same of a base on which the agent runs."""
+    if not (base and spec.uses_agent):
+        return
     from k8sjob.checks.base_images import too_old  # noqa: PLC0415 - of no use for most jobs
-    from k8sjob.checks.distributions import torch_version  # noqa: PLC0415 - the same
+    from k8sjob.checks.distributions import installed_version  # noqa: PLC0415 - the same
 
-    torch = torch_version().partition("+")[0]
+    torch = installed_version("torch").partition("+")[0]
     # Lint reports the runtime's own limit itself, so it is not repeated beside lint.
     if (why := too_old(base, torch)) and not (linted and too_old(base)):
         yield f"image.base: {base} has {why}; use a newer base"

@@ -6,13 +6,13 @@ import shlex
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, base_remarks, job_command
+from k8sjob.checks.distributions import installed_version
+from k8sjob.cli.jobfile import JobFile, job_command, old_base
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
 from k8sjob.contract import counted
@@ -33,6 +33,7 @@ _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""
 _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
 """Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
+_LISTS: Final = ("blobs", "findings")
 _SHOWN: Final = 10
 """Left-out files that are named at most."""
 
@@ -81,17 +82,18 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     if builds and (dry_run or onto):
         raise click.UsageError("--build builds an image first; omit --dry-run and --onto")
     # To read changes takes as long as the file, and a build needs the whole spec.
-    source = None if job.changes or builds else Source.of(job.path)
+    torch = installed_version("torch")
+    source = None if job.changes or builds else Source.of(job.path, torch)
     image = CodeImage.remembered(source) if source else None
     if source and image:
         spec, folder = None, source.folder
     else:
         spec, folder = _checked(job), job.folder
-        image = CodeImage.of(spec)
+        image = CodeImage.of(spec, old_base(spec))
         # The file may have been written since, and another job been read of it.
-        if source and source == Source.of(job.path):
+        if source and source == Source.of(job.path, torch):
             image.remember(source)
-    for remark in (*image.remarks, *(base_remarks(image.base) if image.uses_agent else ())):
+    for remark in image.remarks:
         warn(remark)
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
@@ -107,6 +109,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             say=warn,
             packs=print_status,
             packing=options["progress"].packing,
+            reads_commit=output == "json",
             **options,
         )
     report_push(pushed, dry_run=dry_run, mounts=layout is None)
@@ -118,8 +121,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
         )
     if output == "json":
         # docs/reference/json.md describes the fields.
-        findings = [finding._asdict() for finding in pushed.findings]
-        document({**asdict(pushed), "findings": findings}, output)
+        lists = {name: [part._asdict() for part in getattr(pushed, name)] for name in _LISTS}
+        document({**pushed._asdict(), **lists, "origin": pushed.origin.as_dict()}, output)
     else:
         line(pushed.reference)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from k8sjob.checks.distributions import torch_version
+from k8sjob.checks.distributions import installed_version
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document
 from k8sjob.contract import __version__
@@ -37,7 +37,7 @@ def completion_command(shell: str) -> None:
 @format_option("table", "json", "yaml")
 def version_command(output: str) -> None:
     """Print the versions of k8sjob, of Python, and of torch if it is installed."""
-    torch = torch_version() or None
+    torch = installed_version("torch") or None
     versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
     if output != "table":
         document(versions, output)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
@@ -23,10 +22,10 @@ LARGEST: Final = 10 << 30
 _MUCH: Final = 500_000_000
 """Bytes above which a context gets a warning: code by itself is never this large."""
 _SHOWN: Final = 5
+OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """A file, a link or a folder of the context; its state is that of lstat when it was found."""
 
     name: str
@@ -44,8 +43,7 @@ class File:
         return stat.S_ISDIR(self.state.st_mode)
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(NamedTuple):
     """The code that goes into an image.
 
     Attributes:
@@ -132,7 +130,7 @@ class _Walk:
         self._ignored = Ignore(dockerignore() if user_patterns is None else user_patterns)
         self._private = Ignore(named)
         # The user's own patterns come last, so that a `!` of theirs takes back.
-        self._decided = Ignore(f"{named}\n{user_patterns or ''}")
+        self._decided = Ignore(f"{named}\n{user_patterns}") if user_patterns else self._private
         self._own = Ignore(user_patterns or "")
         self.private: list[str] = []
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.contract import JOB_FILE, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.files import cached_value, keep_value
-from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns
-from k8sjob.rendering.image_files import OWN_IGNORE
+from k8sjob.files import cached_value, keep_value, leads_out
+from k8sjob.rendering.dockerignore import has_script, leaves_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from k8sjob.spec import Image, JobSpec
 
@@ -38,14 +37,13 @@ def image_on_base(spec: JobSpec, verb: str) -> Image:
     return image
 
 
-@dataclass(frozen=True, slots=True)
-class CodeImage:
+class CodeImage(NamedTuple):
     """An image with a job's code.
 
     Attributes:
         command: what its containers run.
         script: the program in the context; None: the job starts something else.
-        uses_agent, remarks: see JobSpec; only remarks on the image.
+        remarks: on the image.
         others: fields of the spec's image.
     """
 
@@ -59,11 +57,10 @@ class CodeImage:
     index_url: str | None
     command: tuple[str, ...]
     script: str | None
-    uses_agent: bool
     remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, spec: JobSpec) -> CodeImage:
+    def of(cls, spec: JobSpec, more_remarks: Iterable[str] = ()) -> CodeImage:
         """The image of a job; ImageError where it has no base."""
         from k8sjob.rendering.manifest import container_argv  # noqa: PLC0415 - see the module
 
@@ -80,8 +77,10 @@ class CodeImage:
             index_url=image.index_url,
             command=(*command, *args),
             script=script and script.removeprefix(f"{WORKDIR}/"),
-            uses_agent=spec.uses_agent,
-            remarks=tuple(remark for remark in spec.remarks if remark.startswith("image.")),
+            remarks=(
+                *(remark for remark in spec.remarks if remark.startswith("image.")),
+                *more_remarks,
+            ),
         )
 
     @classmethod
@@ -104,23 +103,20 @@ class CodeImage:
 
     def remember(self, source: Source) -> None:
         """Keep the image for a job.yaml."""
-        keep_value(source.name, source.inputs, asdict(self))
+        keep_value(source.name, source.inputs, self._asdict())
 
     def lies_in(self, folder: Path) -> bool:
         """Whether no path leads out of the folder, as in spec.load, and it has the script."""
         context = folder / self.context
-        for base, name in ((folder, self.context), (context, self.requirements or ".")):
-            if not Path(os.path.realpath(base / name)).is_relative_to(os.path.realpath(base)):
-                return False
-        if self.script is None:
-            return True
-        patterns = own_patterns(context / OWN_IGNORE)
-        ignored = Ignore(dockerignore() if patterns is None else patterns)
-        return (context / self.script).is_file() and not ignored(self.script)
+        return not (
+            leads_out(folder, self.context)
+            or leads_out(context, self.requirements or ".")
+            or (self.script and not has_script(context, self.script))
+            or (self.script and leaves_out(context, self.script))
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A job.yaml, as it was at a moment.
 
     Attributes:
@@ -134,8 +130,11 @@ class Source:
     inputs: str
 
     @classmethod
-    def of(cls, path: Path) -> Source | None:
-        """The source of a file, or of the job.yaml in a folder; None where it is none."""
+    def of(cls, path: Path, torch: str) -> Source | None:
+        """The source of a file, or of the job.yaml in a folder; None where it is none.
+
+        torch: the version on this machine, which remarks name.
+        """
         file = path / JOB_FILE if path.is_dir() else path
         # A script's job follows from the working folder, and a pipe is read only once.
         if file.suffix not in {".yaml", ".yml"} or not file.is_file():
@@ -143,7 +142,7 @@ class Source:
         try:
             with file.open("rb") as opened:
                 content = opened.read(2**21)  # one that is longer is no job.yaml
-            inputs = (content, sys.version, *package_states())
+            inputs = (content, sys.version, torch, package_states())
         except OSError:
             return None
         place = os.path.realpath(file)
@@ -151,13 +150,18 @@ class Source:
         return cls(file.parent, f"job-{digests[0][:24]}.json", digests[1])
 
 
-def package_states(folder: str | Path | None = None) -> Iterator[tuple[str, int, int, int]]:
-    """The states of k8sjob's own files: another k8sjob may make another image of the same job."""
-    with os.scandir(folder or _PACKAGE) as entries:
+@cache
+def package_states() -> str:
+    """A digest of the states of k8sjob's own files: another one may make another image."""
+    return hashlib.sha256(repr([*_states(_PACKAGE)]).encode()).hexdigest()
+
+
+def _states(folder: str | Path) -> Iterator[tuple[str, int, int, int]]:
+    with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.endswith((".py", ".tsv", ".toml")):
                 state = entry.stat()
                 # Also the time of change: archives and installers may set the other one.
                 yield entry.path, state.st_size, state.st_mtime_ns, state.st_ctime_ns
             elif entry.name != "__pycache__" and entry.is_dir():
-                yield from package_states(entry.path)
+                yield from _states(entry.path)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.errors import ImageError, redacted
-from k8sjob.image.layers import append_packages
+from k8sjob.image.appending import append_packages
 from k8sjob.image.registry.repository import transfer
 from k8sjob.requirements import PIP_NAME, requirement_lines, requirements_text
 
@@ -21,35 +20,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from k8sjob.image.appending import Layer
     from k8sjob.image.code_image import CodeImage
-    from k8sjob.image.layer_tar import Layer
     from k8sjob.image.registry.manifest import BaseImage, ImageReference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image
 
 _KEY_VERSION: Final = 2
 """Raised when equal dependencies are to give another image: older ones are not found then."""
-_OTHER_FILE: Final = re.compile(
+_OTHER_FILE: Final = (
     r"(?:-[rce]|--(?:requirement|constraint|editable)\b)[\s=]*+(?!(?!file:)[a-z+]+://)"
     r"|\.{0,2}/|[^#]*\bfile:"
 )
 """A line of requirements that leads to another file of this machine."""
-_OPTION: Final = re.compile(
+_OPTION: Final = (
     r"--(?:no-index|pre|prefer-binary|require-hashes)"
     r"|(?:-i|-f|--index-url|--extra-index-url|--find-links)[\s=]++https?://\S++"
 )
 """Options that change where wheels come from, and not that they are wheels."""
-_HASH: Final = re.compile(r"\s--hash[\s=]\s*\w+:[0-9a-fA-F]+(?=\s|$)")
-_REQUIREMENT: Final = re.compile(
-    rf"(?!.*\s-){PIP_NAME.pattern}\s*+(?:\[[\s\w.,-]*+\]\s*+)?+"
-    r"(?:@\s*https?://[^\s;?#]+\.whl(?:#[^\s;]*+)?\s*+|[\s\w.,<>=!~*+()-]*+)(?:;.*)?",
-    re.ASCII,
+_HASH: Final = r"\s--hash[\s=]\s*\w+:[0-9a-fA-F]+(?=\s|$)"
+_REQUIREMENT: Final = (
+    rf"(?a)(?!.*\s-){PIP_NAME.pattern}\s*+(?:\[[\s\w.,-]*+\]\s*+)?+"
+    r"(?:@\s*https?://[^\s;?#]+\.whl(?:#[^\s;]*+)?\s*+|[\s\w.,<>=!~*+()-]*+)(?:;.*)?"
 )
 """name[extras], then versions or the URL of a wheel, then a marker; no options."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dependencies:
+class Dependencies(NamedTuple):
     """The dependencies to install on a base; false if there are none.
 
     Attributes:
@@ -84,7 +81,7 @@ class Dependencies:
 
     def place(self, repository: ImageReference, base: str) -> ImageReference:
         """The reference of the image, whether it exists or not: a tag in the job's repository."""
-        return replace(repository, tag=f"deps-{self.key(base)[:16]}", digest=None)
+        return repository._replace(tag=f"deps-{self.key(base)[:16]}", digest=None)
 
     def __str__(self) -> str:
         """A summary: `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
@@ -102,8 +99,8 @@ class Dependencies:
         """
         for place, line in self._located_lines():
             # Hashes follow the version as options do, and are harmless.
-            plain = _HASH.sub("", line)
-            if not (_OPTION if plain.startswith("-") else _REQUIREMENT).fullmatch(plain):
+            plain = re.sub(_HASH, "", line)
+            if not re.fullmatch(_OPTION if plain.startswith("-") else _REQUIREMENT, plain):
                 return (
                     f"{place}: {redacted(line)!r} is not a package by name and version, nor the"
                     " http(s) URL of a wheel or of an index; anything else could run code on this"
@@ -127,7 +124,7 @@ def _requirements(path: Path) -> str:
     text = requirements_text(path)
     for number, line in requirement_lines(text):
         shown = f"{path}:{number}: {redacted(line)!r}"
-        if _OTHER_FILE.match(line):
+        if re.match(_OTHER_FILE, line):
             raise ImageError(
                 f"{shown} refers to another file, which is not available where packages are"
                 " installed; copy its contents into this file"
@@ -141,8 +138,7 @@ def _requirements(path: Path) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class BuildRequest:
+class BuildRequest(NamedTuple):
     """A dependency image that is to be built and pushed.
 
     Attributes:

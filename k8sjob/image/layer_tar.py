@@ -14,10 +14,10 @@ import zlib
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError, install_step
+from k8sjob.image.appending import Layer
 from k8sjob.image.registry.blob_content import FileContent
 
 if TYPE_CHECKING:
@@ -54,25 +54,6 @@ try:
     ZSTD_ERRORS = (zstd.ZstdError,)
 except ImportError:  # an extra
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A layer, ready to be uploaded.
-
-    Attributes:
-        content: compressed.
-        diff_id: digest of the archive before it was compressed.
-        zstd: compressed by zstd, which only OCI's manifests can express; else by gzip.
-    """
-
-    content: FileContent
-    diff_id: str
-    zstd: bool = field(default=False, kw_only=True)
-
-    def close(self) -> None:
-        """Remove the temporary file."""
-        self.content.file.close()
 
 
 def entry(

@@ -2,49 +2,37 @@
 
 The code lies at /app and k8sjob's runtime at /opt/k8sjob; packages lie at /opt/deps, found by the
 base's Python after its own. Equal files give equal bytes, on any machine and at any time: nothing
-but names, contents and the executable bit of files is in a layer. Of the base's manifest and config
-as little as possible is changed; with the code on it, the container is the one that the rendered
-Dockerfile gives: same user, folder, variables and command.
+but names, contents and the executable bit of files is in a layer.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import stat
 import tarfile
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import DEPS_HOME, RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.build_context import File, unreadable
-from k8sjob.image.layer_tar import Layer, entry, write_layer
+from k8sjob.image.build_context import OPEN_FLAGS, File, unreadable
+from k8sjob.image.layer_tar import entry, write_layer
 from k8sjob.image.registry.blob_content import BLOCK
-from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.image.secrets import SecretScanner
-from k8sjob.rendering.image_files import HOME, IMAGE_UID, IMAGE_USER, runtime_files
+from k8sjob.rendering.image_files import HOME, IMAGE_UID, runtime_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
+    from k8sjob.image.appending import Layer
     from k8sjob.image.build_context import Context
     from k8sjob.image.inventory import Inventory
-    from k8sjob.image.registry.manifest import BaseImage
     from k8sjob.image.secrets import Secret
 
 _OPAQUE: Final = ".wh..wh..opq"
 """In a folder: nothing of it in the layers below is there any more."""
-OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-BASE_NAME: Final = "org.opencontainers.image.base.name"
-"""Label, and in OCI manifests annotation, with the base as the spec names it."""
-BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
-"""The same with the digest of the base's manifest."""
-_CREATED: Final = "1970-01-01T00:00:00Z"
 DEPS_BIN: Final = f"{DEPS_HOME}/bin"
 """The commands of installed packages."""
 _PTH_FILE: Final = "zz-k8sjob-deps.pth"
@@ -61,19 +49,12 @@ _SHEBANG: Final = re.compile(
 """How a command names the Python that it was unpacked by."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodeLayer(Layer):
-    """The code, ready to be uploaded, with the contents that look like credentials."""
-
-    findings: tuple[Secret, ...]
-
-
 def pack_code(
     context: Context,
     *,
     alone: bool = False,
     progress: Callable[[int, int], object] = lambda _packed, _total: None,
-) -> CodeLayer:
+) -> Layer:
     """Make the layer with the code, to be closed by the caller.
 
     alone: hide what the layers below have at /app and /opt/k8sjob. `progress` is called with the
@@ -102,8 +83,7 @@ def pack_code(
             has_content = stat.S_ISREG(file.state.st_mode)
             yield _member(f"{app}/{file.name}", file), counted(file) if has_content else ()
 
-    layer = write_layer(members())
-    return CodeLayer(layer.content, layer.diff_id, tuple(findings))
+    return write_layer(members())._replace(findings=tuple(findings))
 
 
 def find_secrets(context: Context) -> list[Secret]:
@@ -256,83 +236,3 @@ def _rewritten(file: File, python: str) -> bytes | None:
         shebang = _SHEBANG.match(data)
         return f"#!{python}\n".encode() + data[shebang.end() :] if shebang else data
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """The image above, as its registry is to hold it: OCI's where a layer needs that."""
-
-    manifest: bytes
-    media_type: str
-    config: bytes
-
-    @property
-    def digest(self) -> str:
-        """The digest of the manifest."""
-        return digest_of(self.manifest)
-
-
-def append_code(base: BaseImage, layer: Layer, command: Sequence[str]) -> Appended:
-    """Put the code on a base; a container of the image runs the command.
-
-    A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
-    that torch looks up is in a variable. ImageError: the base's config does not fit its manifest.
-    """
-    variables = environment(base.config)
-    paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
-    variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
-    variables |= {"HOME": HOME, "USER": IMAGE_USER}
-    user = f"{IMAGE_UID}:{IMAGE_UID}"
-    run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command]}
-    return _append(base, [layer], variables, run, "k8sjob push")
-
-
-def append_packages(
-    base: BaseImage, layers: Sequence[Layer], variables: Mapping[str, str]
-) -> Appended:
-    """Put on a base what the code needs, the lowest layer first; nothing else about it changes.
-
-    The variables replace those of the base. ImageError: its config does not fit its manifest.
-    """
-    return _append(base, layers, environment(base.config) | dict(variables), {}, "k8sjob build")
-
-
-def _append(
-    base: BaseImage,
-    layers: Sequence[Layer],
-    variables: Mapping[str, str],
-    run: Mapping[str, Any],
-    created_by: str,
-) -> Appended:
-    origin = {BASE_NAME: str(base.reference), BASE_DIGEST: base.manifest.digest}
-    config = copy.deepcopy(base.config)
-    config["rootfs"]["diff_ids"] = [*base.diff_ids, *(layer.diff_id for layer in layers)]
-    config["created"] = _CREATED
-    config.pop("container", None)
-    config.pop("container_config", None)  # how an old docker has built the base
-    # The entries of a history belong to the layers, one to each; without a history none is begun.
-    if isinstance(config.get("history"), list):
-        config["history"] += [{"created": _CREATED, "created_by": created_by} for _ in layers]
-    config["config"] = {
-        **table(base.config, "config"),
-        "Env": [f"{name}={value}" for name, value in variables.items()],
-        **run,
-        "Labels": labels(base.config) | origin,
-    }
-    raw = encode(config)
-    # Docker's manifests cannot express zstd; otherwise the base's media types stay as they are.
-    below = base.manifest.as_oci() if any(layer.zstd for layer in layers) else base.manifest
-    content = copy.deepcopy(below.content)
-    content["config"] |= {"digest": digest_of(raw), "size": len(raw)}
-    content["config"].pop("data", None)  # the base's config itself, which some put in
-    content["layers"] += [
-        {
-            "mediaType": below.layer_type(zstd=layer.zstd),
-            "digest": layer.content.digest,
-            "size": layer.content.size,
-        }
-        for layer in layers
-    ]
-    if below.is_oci:
-        content["annotations"] = table(content, "annotations") | origin
-    return Appended(encode(content), below.media_type, raw)

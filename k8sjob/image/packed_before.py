@@ -17,8 +17,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.files import cached_value, keep_value, own_cache_folder
+from k8sjob.image.appending import Layer
+from k8sjob.image.build_context import OPEN_FLAGS
 from k8sjob.image.code_image import package_states
-from k8sjob.image.layers import OPEN_FLAGS, CodeLayer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.secrets import Secret
 
@@ -47,17 +48,18 @@ class PackedBefore:
                 os.utime(cache)  # the time now by the clock of its file system
                 self._begun, self._device = cache.stat().st_mtime, cache.stat().st_dev
 
-    def layer(self, context: Context) -> CodeLayer | None:
+    def layer(self, context: Context) -> Layer | None:
         """The layer without its bytes; None where it has to be packed."""
         with suppress(OSError):  # a file cannot be read
             fields = cached_value(self._name, _states(context))
             if fields and all(map(_is_current, context.entries)):
                 digest, size, diff_id, findings = fields
                 content = FileContent(digest, size, io.BytesIO())
-                return CodeLayer(content, diff_id, tuple(Secret(*finding) for finding in findings))
+                secrets = tuple(Secret(*finding) for finding in findings)
+                return Layer(content, diff_id, findings=secrets)
         return None
 
-    def remember(self, context: Context, layer: CodeLayer) -> None:
+    def remember(self, context: Context, layer: Layer) -> None:
         """Keep the digests of a layer that was packed of these files."""
         if all(file.is_folder or self._is_settled(file) for file in context.entries):
             content = layer.content
@@ -72,7 +74,7 @@ class PackedBefore:
 def _states(context: Context) -> str:
     """A digest of the states of all that decides about a layer's bytes and findings."""
     states = [(file.name, *_state(file.state)) for file in context.entries if not file.is_folder]
-    versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION, *package_states())
+    versions = (sys.version, zlib.ZLIB_RUNTIME_VERSION, package_states())
     return hashlib.sha256(repr((states, versions)).encode()).hexdigest()
 
 

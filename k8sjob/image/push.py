@@ -7,22 +7,20 @@ all that it stands for is there.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from k8sjob.checkout import commit_of
 from k8sjob.contract import counted
 from k8sjob.errors import ImageError
+from k8sjob.image.appending import BASE_DIGEST, BASE_NAME, append_code
 from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.code_image import CodeImage
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.packed_before import PackedBefore
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.image.registry.manifest import ImageReference, labels
-from k8sjob.image.registry.oci_layout import Layout
 from k8sjob.image.registry.repository import Registries, Repository, read_base, transfer
 from k8sjob.provenance import ImageLayer, Provenance
 from k8sjob.threads import start
@@ -30,15 +28,15 @@ from k8sjob.threads import start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.layers import CodeLayer
+    from k8sjob.image.appending import Layer
     from k8sjob.image.registry.manifest import BaseImage, Manifest
+    from k8sjob.image.registry.oci_layout import Layout
     from k8sjob.image.registry.repository import Blob
     from k8sjob.image.secrets import Secret
     from k8sjob.spec import JobSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """The result of a push, or of a dry run.
 
     Attributes:
@@ -83,6 +81,7 @@ def push(
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
     http: HttpClient | None = None,
     keyring: Keyring | None = None,
+    reads_commit: bool = True,
 ) -> Pushed:
     """Put the job's code on its base, in the registry; equal code gives the same digest.
 
@@ -103,6 +102,7 @@ def push(
         progress: is called with the bytes sent, and how many there are to send.
         http: closed at the end; None: one with the default retry policy.
         keyring: the user's credentials; None: those of docker and podman.
+        reads_commit: whether the result names the commit of the code, for which git runs.
 
     Raises:
         ImageError: the code cannot be packed, what it needs is not built, or a registry refuses, or
@@ -111,7 +111,7 @@ def push(
     image = job if isinstance(job, CodeImage) else CodeImage.of(job)
     dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     root = Path(folder) / image.context
-    commit = start(lambda: commit_of(root))
+    commit = start(lambda: commit_of(root)) if reads_commit else None
     before = PackedBefore(root, alone=onto is not None)
     context = read_context(root)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
@@ -125,12 +125,16 @@ def push(
         target = registries.repository(ImageReference.parse(image.repository), actions)
         place: Repository | Layout = target
         if output:
+            from k8sjob.image.registry.oci_layout import Layout  # noqa: PLC0415 - few write a folder
+
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
         below = registries.repository(ImageReference.parse(onto or image.base), "pull")
         # The base is read while the code is packed.
         bases = start(lambda: _bases(below, target, image, dependencies))
 
-        def pack() -> CodeLayer:
+        def pack() -> Layer:
+            from k8sjob.image.layers import pack_code  # noqa: PLC0415 - for what has changed
+
             packed = pack_code(context, alone=onto is not None, progress=packing)
             before.remember(context, opened.enter_context(closing(packed)))
             return packed
@@ -145,7 +149,7 @@ def push(
             )
         base, bare = bases.result()
         if output:
-            base = replace(base, manifest=base.manifest.as_oci())
+            base = base._replace(manifest=base.manifest.as_oci())
         image_to_push = append_code(base, layer, image.command)
         unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
         if earlier and not unchanged:  # its bytes are needed
@@ -187,7 +191,7 @@ def push(
             ),
             installed=str(dependencies),
             files=context.files,
-            commit=commit.result(),
+            commit=commit.result() if commit else "",
         ),
     )
 

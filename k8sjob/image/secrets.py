@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -19,7 +18,7 @@ _LONG: Final = 20
 """Characters of a word that a token has at least, with the beginning by which it is known."""
 _MARKS: Final = re.sub(rb"[^w]", b" ", re.sub(rb"[\w./+=~-]", b"w", bytes(range(256))))
 """A w for each character that tokens have."""
-_PLACEHOLDER: Final = re.compile(rb"([\w*.-])\1{7}|EXAMPLE")
+_PLACEHOLDER: Final = rb"([\w*.-])\1{7}|EXAMPLE"
 """What the text of a match has that stands for a credential: documents have hf_xxxxxxxx."""
 
 
@@ -47,15 +46,12 @@ class Secret(NamedTuple):
         return f"{self.path}:{self.line}: {self.what}"
 
 
-@dataclass(slots=True)
 class SecretScanner:
     """Looks through one file, block by block; one finding for each form and line."""
 
-    path: str
-    _findings: set[Secret] = field(default_factory=set)
-    _data: bytes = b""
-    _lines: int = 1
-    _continued: bool = False
+    def __init__(self, path: str) -> None:
+        self._path, self._data, self._lines, self._continued = path, b"", 1, False
+        self._findings: set[Secret] = set()
 
     def feed(self, block: bytes) -> None:
         """Take the next block, and look through the one before it."""
@@ -80,10 +76,10 @@ class SecretScanner:
             # overlap brings it again with what follows, and had it before with what precedes.
             cut = match.end() == len(data) and len(match[0]) < _OVERLAP and not whole
             if not (
-                cut or (self._continued and match.start() == 0) or _PLACEHOLDER.search(match[0])
+                cut or (self._continued and match.start() == 0) or re.search(_PLACEHOLDER, match[0])
             ):
                 line = self._lines + data.count(b"\n", 0, match.start())
-                self._findings.add(Secret(self.path, line, kind))
+                self._findings.add(Secret(self._path, line, kind))
 
 
 def _long_words(data: bytes) -> Iterator[bytes]:

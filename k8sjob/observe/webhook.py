@@ -9,6 +9,8 @@ from contextlib import suppress
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.connections import proxy_for
+from k8sjob.environment import variables
 from k8sjob.errors import K8sJobError
 from k8sjob.image.registry import http_client
 
@@ -59,7 +61,7 @@ class Webhook:
             raise K8sJobError("the webhook's URL must begin with https://, and name a host")
         self._target, self._host, self._failed = http_client.target_of(url), host, failed
         context = None if is_here else http_client.tls_context()
-        proxy = http_client.proxy_for(scheme, host)
+        proxy = proxy_for(url, variables())
         try:
             self._connections = http_client.connections_to(f"{scheme}://{host}", context, proxy)
         except ValueError as error:

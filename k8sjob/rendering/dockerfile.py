@@ -16,7 +16,14 @@ from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, RenderError, SpecError
 from k8sjob.files import whole_folder, write_files
 from k8sjob.findings import invalid
-from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
+from k8sjob.rendering.dockerignore import (
+    Ignore,
+    dockerignore,
+    has_script,
+    leaves_out,
+    own_patterns,
+    private_patterns,
+)
 from k8sjob.rendering.image_files import (
     COPY_MARK,
     DOCKERFILE,
@@ -119,8 +126,7 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
     context, name = folder / spec.code_folder, script.removeprefix(f"{WORKDIR}/")
     if not spec.builds_image and name.startswith("/"):
         return
-    inside = not name.startswith("/")  # an absolute path of this machine is none in the image
-    if not inside or not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
+    if not has_script(context, name):
         message = (
             f"{script!r} is not in the context {spec.code_folder!r}, from which the image is built"
         )
@@ -132,10 +138,8 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
             )
             step = "correct the path"
         raise SpecError([invalid(("run", "script"), message, step)])
-    file = context / OWN_IGNORE
-    patterns = own_patterns(file)
-    if Ignore(dockerignore() if patterns is None else patterns)(name):
-        message = f"{script!r} is left out of the image by {file}"
+    if leaves_out(context, name):
+        message = f"{script!r} is left out of the image by {context / OWN_IGNORE}"
         step = f"add a last line '!{name}' to it"
         raise SpecError([invalid(("run", "script"), message, step)])
 

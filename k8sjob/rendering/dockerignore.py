@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.rendering.image_files import OWN_IGNORE
 from k8sjob.rendering.template import templates_dir
 from k8sjob.targets import MANIFEST_FILES
 
@@ -119,6 +120,23 @@ def own_patterns(path: Path) -> str | None:
     raise ImageError(f"{path}: cannot be read: {reason}; repair it or remove it")
 
 
+def has_script(context: Path, name: str) -> bool:
+    """Whether a script, or a package that is run, is in a context."""
+    # An absolute path of this machine is none in the image.
+    path = context / name
+    return not name.startswith("/") and (path.is_file() or (path / "__main__.py").is_file())
+
+
+def leaves_out(context: Path, name: str) -> bool:
+    """Whether the .dockerignore of a context, or that of those without one, leaves a file out.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    patterns = own_patterns(context / OWN_IGNORE)
+    return Ignore(dockerignore() if patterns is None else patterns)(name)
+
+
 @lru_cache(maxsize=8)
 def _groups(text: str) -> list[tuple[re.Pattern[str], bool]]:
     """The patterns of a file as expressions, each with whether it takes back; see Ignore."""
@@ -130,10 +148,13 @@ def _groups(text: str) -> list[tuple[re.Pattern[str], bool]]:
         taken_back = pattern.startswith("!")
         cleaned = posixpath.normpath(pattern.removeprefix("!").strip()).lstrip("/")
         try:
-            patterns.append((re.compile(_regex(cleaned)).pattern, taken_back))
+            regex = _regex(cleaned)
+            if "[" in cleaned:  # nothing else can be wrong
+                re.compile(regex)
         except re.error as error:
             message = f"{pattern[:80]!r} is not a pattern: {error}; correct it"
             raise ImageError(f".dockerignore:{number}: {message}") from None
+        patterns.append((regex, taken_back))
     # Adjacent patterns of the same kind are one expression: thousands of files are looked at.
     return [
         (re.compile(rf"(?:{'|'.join(regex for regex, _ in group)})(?:/[\s\S]*)?"), taken_back)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.environment import home
 from k8sjob.errors import SpecError
+from k8sjob.files import leads_out
 from k8sjob.findings import invalid
 from k8sjob.spec.changes import changed, job_document, without_places
 from k8sjob.spec.job import JobSpec
@@ -77,10 +78,9 @@ def validated(document: Document, changes: Sequence[Change], folder: Path) -> Jo
     if image.requirements is not None:
         paths.append(("requirements", folder / image.context, image.requirements))
     for field, base, name in paths:
-        root, path = os.path.realpath(base), os.path.realpath(base / name)  # a link may lead out
         confirmed = any(change.path in {("image",), ("image", field)} for change in changes)
-        if not (confirmed or Path(path).is_relative_to(root)):
-            message = f"{name!r} leads to {path}, outside of {root}"
+        if not confirmed and (path := leads_out(base, name)):
+            message = f"{name!r} leads to {path}, outside of {os.path.realpath(base)}"
             step = "correct it, or if it may go into the image, confirm it: --set "
             step += shlex.quote(f"image.{field}={name}")
             raise document.refuse(("image", field), message, step)

@@ -212,7 +212,7 @@ def test_lint_of_a_script_takes_the_fields_of_its_job(tmp_path, k8sjob):
 def test_what_is_known_of_an_image_is_said_before_the_work(
     k8sjob, tmp_path, monkeypatch, image, warned
 ):
-    monkeypatch.setattr("k8sjob.checks.distributions.torch_version", lambda: "2.8.0+cpu")
+    monkeypatch.setattr("k8sjob.checks.distributions.installed_version", lambda _: "2.8.0+cpu")
     (tmp_path / "a.py").touch()
     text = f"name: tiny\nimage: {{{image}}}\nrun: {{script: a.py}}\n"
     (file := tmp_path / "job.yaml").write_text(text)

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 from apiserver import Apiserver
@@ -129,7 +128,7 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
         "  base          base@sha256:b",
     ]
     assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["origin"] == origin.as_dict()
-    annotations[IMAGE_ORIGIN] = replace(origin, image="another@sha256:a").encode()
+    annotations[IMAGE_ORIGIN] = origin._replace(image="another@sha256:a").encode()
     assert "sha256:c" not in k8sjob("status", "tiny").out
 
 

@@ -7,9 +7,10 @@ from contextlib import closing
 import pytest
 
 from k8sjob.errors import ImageError
+from k8sjob.image.appending import append_code
 from k8sjob.image.build_context import read_context
 from k8sjob.image.code_image import CodeImage
-from k8sjob.image.layers import append_code, pack_code
+from k8sjob.image.layers import pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, BaseImage, ImageReference

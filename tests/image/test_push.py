@@ -2,7 +2,6 @@
 
 import subprocess
 import time
-from dataclasses import replace
 
 import pytest
 from registries import BOTH, LAYERS, docker_alone, read_image
@@ -68,8 +67,8 @@ def test_layers_that_were_installed_are_distinguished_from_the_bases(
     origin = pushed(f"{registry.host}/team/deps", base, code, image={"pip": ["tqdm"]}).origin
     manifest, _, _ = read_image(origin.image)
     *_, installed, top = (ImageLayer("", one["digest"], one["size"]) for one in manifest["layers"])
-    expected = [replace(installed, kind="dependencies")] if same else []
-    assert origin.layers == (*expected, replace(top, kind="code"))
+    expected = [installed._replace(kind="dependencies")] if same else []
+    assert origin.layers == (*expected, top._replace(kind="code"))
     assert (origin.base, origin.installed) == (digest, "pip: tqdm")
     assert origin.onto != origin.base
 
@@ -101,7 +100,7 @@ def test_unchanged_code_is_not_read_again(registry, base_image, pushed, code, mo
     assert packs
     again = push("known")
     assert (packs, again.unchanged) == ([], True)
-    assert replace(again, unchanged=False, blobs=first.blobs) == first
+    assert again._replace(unchanged=False, blobs=first.blobs) == first
     elsewhere = push("elsewhere")
     assert packs  # what it does not have is sent, so it is read
     assert [blob.sent for blob in elsewhere.blobs][-1] is Sent.UPLOADED

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.environment import ISOLATION, api_server, variables
 from k8sjob.errors import ImageError
+from k8sjob.image.appending import Layer
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run, succeeds
-from k8sjob.image.layer_tar import Layer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.dockerfile import dependencies_dockerfile

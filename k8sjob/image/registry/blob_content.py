@@ -6,10 +6,9 @@ import hashlib
 import io
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from enum import StrEnum
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.manifest import digest_of
@@ -28,8 +27,7 @@ _MIN_RATE: Final = 10_000
 """Bytes a second that a registry must deliver on average; mobile networks are faster."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileContent:
+class FileContent(NamedTuple):
     """A blob in an open file whose position nothing else changes."""
 
     digest: str

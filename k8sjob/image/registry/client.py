@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy, Zone
     from k8sjob.image.registry.manifest import ImageReference
 
-_SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
-_PARAMETER: Final = re.compile(r'(?<!\w)(\w++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))')
+_SCHEME: Final = r"(?i)(?:^|,)\s*(Basic|Bearer)\b"
+_PARAMETER: Final = r'(?<!\w)(\w++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))'
 _CLIENT_ID: Final = "k8sjob"
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
@@ -324,11 +324,11 @@ def _basic(login: Login | None) -> str | None:
 def parse_challenges(text: str) -> dict[str, dict[str, str]]:
     """The schemes in a WWW-Authenticate header, in lower case, with their parameters."""
     # One header may hold several challenges, with commas between them and between their parameters.
-    marks = [*_SCHEME.finditer(text)]
+    marks = [*re.finditer(_SCHEME, text)]
     bounds = [mark.start() for mark in marks] + [len(text)]
     schemes: dict[str, dict[str, str]] = {}
     for mark, end in zip(marks, bounds[1:], strict=True):
-        parameters = _PARAMETER.findall(text[mark.end() : end])
+        parameters = re.findall(_PARAMETER, text[mark.end() : end])
         schemes[mark[1].lower()] = {
             name.lower(): quoted or bare for name, quoted, bare in parameters
         }

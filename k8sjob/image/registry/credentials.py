@@ -11,8 +11,6 @@ import base64
 import binascii
 import json
 import shlex
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -88,6 +86,9 @@ class CredentialEntry:
         return None if login == Login() else login
 
     def _helper_login(self, helper: str) -> Login | None:
+        import shutil  # noqa: PLC0415 - most have none
+        import subprocess  # noqa: PLC0415
+
         program = f"docker-credential-{helper}"
         path = shutil.which(program)
         if path is None:

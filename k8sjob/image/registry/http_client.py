@@ -11,9 +11,7 @@ import shlex
 import ssl
 import threading
 import time
-import urllib.request
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import IntEnum
 from functools import partial
@@ -21,12 +19,12 @@ from http.client import HTTPException
 from pathlib import Path
 from socket import gaierror
 from string import punctuation
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from k8sjob.connections import Connections
+from k8sjob.connections import Connections, proxy_for
 from k8sjob.contract import __version__
-from k8sjob.environment import home
+from k8sjob.environment import home, variables
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
@@ -73,8 +71,7 @@ class Zone(IntEnum):
         return cls.PUBLIC if ip.is_global else cls.PRIVATE
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(NamedTuple):
     """How often and for how long a request is tried.
 
     Attributes:
@@ -108,8 +105,7 @@ def _retry_after(header: str | None) -> float:
     return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(NamedTuple):
     """An answer to the request of a URL: complete, or a stream that is still to be read."""
 
     url: str
@@ -211,7 +207,7 @@ class HttpClient:
     ) -> Response:
         """Make a request once; see `request`. The body may be a stream of blocks."""
         host = host_of(url)
-        proxy = proxy_for(url.partition(":")[0].lower(), host)
+        proxy = proxy_for(url, variables()) if host else ""
         connections = self._to(url, host, proxy, limit)
         everything = [*_HEADERS, *(headers or {}).items()]
         try:
@@ -322,15 +318,6 @@ def target_of(url: str) -> str:
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return quote(target.encode("latin-1", "replace"), safe=punctuation)
-
-
-def proxy_for(scheme: str, host: str) -> str:
-    """The proxy for a host from the environment; none for loopback, as other tools do."""
-    if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
-        return ""
-    # Many write the variable without a scheme, as curl accepts it.
-    proxy = urllib.request.getproxies().get(scheme, "").strip()
-    return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
 def _cert_folders(host: str) -> list[Path]:

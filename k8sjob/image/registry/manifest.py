@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import ImageError
 from k8sjob.references import is_image_reference
@@ -50,8 +49,7 @@ _MOST_PLATFORMS: Final = 10
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
-@dataclass(frozen=True, slots=True)
-class ImageReference:
+class ImageReference(NamedTuple):
     """A reference to an image.
 
     Attributes:
@@ -114,8 +112,7 @@ def plain_host(host: str) -> str:
     return DEFAULT_REGISTRY if host in _ALIASES else host
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """A blob and its size, as in a manifest; elsewhere: not in registries, at `urls`."""
 
     digest: str
@@ -135,8 +132,7 @@ class Descriptor:
         return cls(digest, size, bool(entry.get("urls")))
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The manifest of one image, for one platform.
 
     Attributes:
@@ -169,7 +165,7 @@ class Manifest:
             {**layer, "mediaType": _OCI_LAYERS.get(layer.get("mediaType"), layer.get("mediaType"))}
             for layer in content["layers"]
         ]
-        return replace(self, media_type=OCI_MANIFEST, content=content)
+        return self._replace(media_type=OCI_MANIFEST, content=content)
 
     @property
     def is_oci(self) -> bool:
@@ -177,8 +173,7 @@ class Manifest:
         return self.media_type == OCI_MANIFEST
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
     """The digests of images under one name, for each `os/architecture[/variant]`."""
 
     platforms: dict[str, str]
@@ -274,8 +269,7 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
     return digests
 
 
-@dataclass(frozen=True, slots=True)
-class BaseImage:
+class BaseImage(NamedTuple):
     """The image below, of one platform; its config is parsed, and not to be changed."""
 
     reference: ImageReference

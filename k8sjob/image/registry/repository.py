@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from k8sjob.errors import ImageError
@@ -313,8 +312,7 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     return base
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """A part of an image, its size in bytes, and how it came to the repository."""
 
     digest: str
