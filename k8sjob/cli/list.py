@@ -20,9 +20,7 @@ from k8sjob.targets.jobs import replica_names
 from k8sjob.view.formats import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from k8sjob.kube.objects import Json
+    from k8sjob.kube.objects import Keep
     from k8sjob.view.json_output import JobProgress
 
 _HAVE_PROGRESS: Final = (JobState.RUNNING, JobState.SUCCEEDED)
@@ -95,11 +93,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
 
 
 def all_jobs(
-    labels: str,
-    place: Place,
-    *,
-    pods: bool = True,
-    keep: Callable[[Json], Json] = without_managed_fields,
+    labels: str, place: Place, *, pods: bool = True, keep: Keep = without_managed_fields
 ) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
     """The jobs of all places, those of the cluster with their `pods` or without; see `jobs`.
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.contract import CONTAINER_NAMES, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    Keep = Callable[["Json"], "Json"]
+    """Makes of an object what is kept of it."""
 
 
 Json = dict[str, Any]
@@ -267,20 +270,18 @@ def outline(item: Json) -> Json:
 
 
 def _shorten_pods(part: Any) -> None:
-    if isinstance(part, list):
-        for element in part:
-            _shorten_pods(element)
-    elif isinstance(part, dict) and isinstance(part.get("containers"), list):
-        containers = [
-            {key: container[key] for key in ("name", "image", "env") if key in container}
-            for container in part["containers"]
-        ]
-        policy = part.get("restartPolicy")
-        part.clear()
-        part |= {"containers": containers} | ({"restartPolicy": policy} if policy else {})
-    elif isinstance(part, dict):
-        for value in part.values():
+    if isinstance(part, dict) and "containers" in part:
+        for container in mappings(part["containers"]):
+            _leave(container, {"name", "image", "env"})
+        _leave(part, {"containers", "restartPolicy"})
+    elif isinstance(part, dict | list):
+        for value in part.values() if isinstance(part, dict) else part:
             _shorten_pods(value)
+
+
+def _leave(part: Json, names: set[str]) -> None:
+    for name in part.keys() - names:
+        del part[name]
 
 
 # --- conditions -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster.workloads import Workloads
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
-    from k8sjob.kube.objects import Json
+    from k8sjob.kube.objects import Json, Keep
     from k8sjob.targets.api import Job, Target
 
     ObjectsByPair = dict[tuple[str, str], list[Json]]
@@ -131,7 +131,7 @@ class ClusterBackend(Creation):
         all_namespaces: bool = False,
         selector: str = "",
         pods: bool = False,
-        keep: Callable[[Json], Json] = without_managed_fields,
+        keep: Keep = without_managed_fields,
     ) -> list[Snapshot]:
         """The jobs without their events, the newest first.
 
@@ -161,9 +161,7 @@ class ClusterBackend(Creation):
             snapshots.append(snapshot)
         return with_groups(self.transport, where, snapshots) if pods else snapshots
 
-    def _jobs(
-        self, namespace: str, selector: str, keep: Callable[[Json], Json]
-    ) -> tuple[list[Job], ObjectsByPair]:
+    def _jobs(self, namespace: str, selector: str, keep: Keep) -> tuple[list[Job], ObjectsByPair]:
         """The jobs of all kinds that can be read, and the lists of these, by path and selector.
 
         Raises:

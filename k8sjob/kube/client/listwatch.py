@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from threading import Event
 
     from k8sjob.kube.client.transport import Transport
-    from k8sjob.kube.objects import Json
+    from k8sjob.kube.objects import Json, Keep
+
+    Query = Mapping[str, str] | None
 
 PAGE: Final = 500
 """Objects in one answer, as kubectl has it: 4 MB of jobs, parsed before the next ones come."""
@@ -61,10 +63,7 @@ class CollectionPage(NamedTuple):
 
 
 def list_all(
-    transport: Transport,
-    path: str,
-    query: Mapping[str, str] | None = None,
-    keep: Callable[[Json], Json] = without_managed_fields,
+    transport: Transport, path: str, query: Query = None, keep: Keep = without_managed_fields
 ) -> CollectionPage:
     """All objects of a collection that the query selects, or what `keep` leaves of each.
 
@@ -73,22 +72,21 @@ def list_all(
     """
     try:
         # Pages are of one moment, whose data etcd removes after five minutes (compaction).
-        listed = list(pages(transport, path, query, keep=keep))
+        listed = list(pages(transport, path, query, keep))
     except ApiError as error:
         if error.code != 410:
             raise
         # The first pages were too old for the next one: all at once, as kubectl does it.
-        listed = list(pages(transport, path, query, size=0, keep=keep))
+        listed = list(pages(transport, path, query, keep, size=0))
     return CollectionPage([item for page in listed for item in page.items], listed[-1].version)
 
 
 def pages(
     transport: Transport,
     path: str,
-    query: Mapping[str, str] | None = None,
-    *,
+    query: Query,
+    keep: Keep = without_managed_fields,
     size: int = PAGE,
-    keep: Callable[[Json], Json] = without_managed_fields,
 ) -> Iterator[CollectionPage]:
     """A collection page by page, all as of one moment; at least one page; all in one of size 0.
 
