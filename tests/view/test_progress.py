@@ -29,7 +29,7 @@ def backend(*events):
     """One whose jobs have all written the same; it counts what it was asked."""
     asked = []
 
-    def logs(ref, replica, *, tail, stop):
+    def logs(ref, replica, *, tail, stop, pods):
         asked.append((ref.name, replica, tail))
         yield from written(*events)
 
