@@ -93,8 +93,8 @@ def test_the_krew_manifest_names_its_archive(plugin):
     ("there", "called"),
     [
         ("k8sjob", ["list"]),
-        ("uvx", ["-q", "--from", "k8sjob[cluster]==0.1.0", "k8sjob", "list"]),
-        ("pipx", ["run", "-q", "--spec", "k8sjob[cluster]==0.1.0", "k8sjob", "list"]),
+        ("uvx", ["-q", "--from", "k8sjob==0.1.0", "k8sjob", "list"]),
+        ("pipx", ["run", "-q", "--spec", "k8sjob==0.1.0", "k8sjob", "list"]),
     ],
 )
 def test_the_krew_plugin_runs_what_is_there(plugin, there, called, tmp_path):
@@ -109,7 +109,7 @@ def test_the_krew_plugin_with_nothing_there(plugin, tmp_path):
     argv, env = ["/bin/sh", str(plugin[1])], {"PATH": str(tmp_path)}
     done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pipx install 'k8sjob[cluster]==0.1.0'" in done.stderr
+    assert "pipx install 'k8sjob==0.1.0'" in done.stderr
 
 
 @pytest.fixture

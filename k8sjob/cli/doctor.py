@@ -90,7 +90,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         # are.
         step = error.next_step or "correct the kubeconfig"
         refusal = problem("kubeconfig", error.message, step)
-        return Report([*client(machine, place.client), refusal])
+        return Report([client(machine, place.client), refusal])
     transport = backend.transport
     plan = plan_job(spec) if spec else None
     with suppress(BackendError):  # a check says that the cluster cannot be reached
@@ -100,7 +100,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)
     version = str((facts.object("version") or {}).get("gitVersion", ""))
-    checks = [*client(machine, place.client, version), *report.checks, *_slow_nodes(facts)]
+    checks = [client(machine, place.client, version), *report.checks, *_slow_nodes(facts)]
     return Report(checks, report.context, report.namespace, report.rbac)
 
 

@@ -128,7 +128,7 @@ def place_options(
         click.option(
             "--client",
             type=click.Choice(["python", "kubectl"]),
-            help="Access the cluster through the kubernetes package or kubectl.",
+            help="Make the requests to the cluster directly (the default) or through kubectl.",
         ),
     ]
     if everywhere:

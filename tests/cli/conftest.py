@@ -34,7 +34,6 @@ def _alone(tmp_path, monkeypatch):
 @pytest.fixture
 def api(tmp_path, monkeypatch):
     """A cluster in memory that the kubeconfig leads to; its namespace is blue."""
-    pytest.importorskip("kubernetes", reason="needs the Python client: pip install kubernetes")
     api = Apiserver()
     with api.served() as server:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from k8sjob.findings import Finding
 
-CLIENTS: Final = range(35, 38)
-"""Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
 OLDEST_TORCH: Final = (2, 6)
 _SKEW: Final = 1
 """Minor releases that kubectl may be older or newer than the apiserver."""
@@ -34,14 +32,12 @@ class Machine:
     """The versions of installed packages; None: not installed.
 
     Attributes:
-        kubernetes: the Python client.
-        kubectl: as "v1.34.4"; None also if it is of no use.
+        kubectl: as "v1.34.4"; None also if it is of no use, or not meant.
         gpus: how many GPUs a job on this machine can use.
     """
 
     python: str
     torch: str | None = None
-    kubernetes: str | None = None
     kubectl: str | None = None
     gpus: int = 0
 
@@ -52,44 +48,22 @@ def look(chosen: str | None = None) -> Machine:
     Args:
         chosen: the client that is meant, as for `client`; kubectl is looked at where it is used.
     """
-    package = _package("kubernetes")
     return Machine(
         python=platform.python_version(),
         torch=_package("torch"),
-        kubernetes=package,
-        kubectl=_kubectl() if chosen == "kubectl" or not package else None,
+        kubectl=_kubectl() if chosen == "kubectl" else None,
         gpus=len(visible_gpus()),
     )
 
 
-def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Finding]:
-    """Whether a client for the cluster is installed, in a version that fits the apiserver's.
-
-    A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
-    """
-    if (chosen or ("python" if machine.kubernetes else "kubectl")) == "python":
-        yield _python_client(machine.kubernetes)
-    elif machine.kubectl is None:
-        yield problem(
-            "client",
-            "neither the Python client nor kubectl is installed",
-            f"{install_step('cluster')}, or kubectl",
-        )
-    else:
-        yield _kubectl_client(machine.kubectl, server)
-
-
-def _python_client(version: str | None) -> Finding:
-    client = f"the Python client, kubernetes {version or 'is not installed'}"
-    # Only an auth-provider of the kubeconfig needs the package.
-    if version is None or int(version.partition(".")[0]) in CLIENTS:
-        return fine("client", client)
-    tested = f"{CLIENTS.start} to {CLIENTS.stop - 1}"
-    return warning(
-        "client",
-        f"{client}; k8sjob was tested with {tested}",
-        f"{install_step('cluster')}, or --client kubectl",
-    )
+def client(machine: Machine, chosen: str | None, server: str = "") -> Finding:
+    """Whether kubectl, if that is chosen, is installed in a version that fits the apiserver's."""
+    if chosen != "kubectl":
+        return fine("client", "requests are made without kubectl")
+    if machine.kubectl is None:
+        step = "install kubectl, or leave out --client=kubectl"
+        return problem("client", "kubectl is not installed", step)
+    return _kubectl_client(machine.kubectl, server)
 
 
 def _kubectl_client(version: str, server: str) -> Finding:

@@ -1,8 +1,7 @@
 """The transport by kubectl: `get --raw` and its like, one process per request.
 
-For machines where the Python client is not installed, or must not be: every way to log in that
-kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
-what the server had answered.
+Every way to log in and every proxy that kubectl knows works. kubectl prints an answer or, for
+people, an error, which is parsed here into what the server had answered.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.environment import variables
-from k8sjob.errors import BackendError, install_step, redacted
+from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
 from k8sjob.kube.client.credential_plugin import LOGIN_SECONDS
 from k8sjob.kube.client.transport import MAX_LINE, ApiError, body_of, lines, parsed_answer, skew_by
@@ -202,7 +201,7 @@ class KubectlTransport:
         except OSError as error:
             raise BackendError(
                 f"{self._argv[0]} cannot be started ({error.strerror})",
-                f"install kubectl, or {install_step('cluster')}",
+                "install kubectl, or leave out --client=kubectl",
             ) from None
         with process:
             self._processes.add(process)

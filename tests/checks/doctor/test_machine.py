@@ -2,17 +2,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from healthy import the
 
-from k8sjob.checks.doctor.machine import CLIENTS, OLDEST_TORCH, Machine, client, here, look
+from k8sjob.checks.doctor.machine import OLDEST_TORCH, Machine, client, here, look
 from k8sjob.findings import Severity
 
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
-def test_the_ranges_are_those_of_the_package():
+def test_the_oldest_torch_is_that_of_the_package():
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    assert extras["cluster"][:1] == [f"kubernetes>={CLIENTS.start},<{CLIENTS.stop}"]
     assert extras["run"][:1] == [f"torch>={'.'.join(map(str, OLDEST_TORCH))}"]
 
 
@@ -25,19 +23,15 @@ def test_this_machine():
 @pytest.mark.parametrize(
     ("machine", "chosen", "verdict", "detail"),
     [
-        (Machine("3.11", kubernetes="37.0.2"), None, Severity.OK, "kubernetes 37.0.2"),
-        (Machine("3.11", kubernetes="34.1.0"), None, Severity.WARNING, "tested with 35 to 37"),
-        (Machine("3.11", kubernetes="38.0.0"), "python", Severity.WARNING, "tested with 35 to 37"),
-        (Machine("3.11", kubectl="v1.34.4"), "python", Severity.OK, "is not installed"),
-        (Machine("3.11", kubectl="v1.34.4"), None, Severity.OK, "kubectl v1.34.4"),
-        (Machine("3.11", kubernetes="37.0.2", kubectl="v1.33.0"), "kubectl", Severity.OK, "v1.33"),
-        (Machine("3.11", kubectl="v1.32.3"), None, Severity.WARNING, "2 minor releases"),
-        (Machine("3.11", kubectl="of my own"), None, Severity.OK, "of my own"),
-        (Machine("3.11"), None, Severity.ERROR, "neither"),
+        (Machine("3.11"), None, Severity.OK, "without kubectl"),
+        (Machine("3.11", kubectl="v1.33.0"), "kubectl", Severity.OK, "kubectl v1.33.0"),
+        (Machine("3.11", kubectl="v1.32.3"), "kubectl", Severity.WARNING, "2 minor releases"),
+        (Machine("3.11", kubectl="of my own"), "kubectl", Severity.OK, "of my own"),
+        (Machine("3.11"), "kubectl", Severity.ERROR, "not installed"),
     ],
 )
 def test_clients(machine, chosen, verdict, detail):
-    check = the(client(machine, chosen, "v1.34.4"))
+    check = client(machine, chosen, "v1.34.4")
     assert check.severity is verdict
     assert detail in check.message
 
