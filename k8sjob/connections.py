@@ -41,6 +41,9 @@ class Connections:
         check: called with the address that a new connection leads to, before anything is sent; its
             errors end the connection.
 
+    Attributes:
+        proxy: its host and port.
+
     Raises:
         ValueError: a URL has no valid port, or the proxy is of another kind than http.
     """
@@ -68,6 +71,7 @@ class Connections:
         self._host = name if port in {None, usual} else f"{name}:{port}"
         self._tunnel = (name, port or usual) if proxy and context else None
         self._for_proxy: dict[str, str] = {}
+        self.proxy = through.netloc.rpartition("@")[2]
         if proxy:
             self._peer = through.hostname or "", through.port or 80
             if through.username is not None:

@@ -294,6 +294,8 @@ def test_a_proxy_is_asked_for_a_tunnel_once(server, address, host, python, certi
     headers = asked[-1].headers
     assert (headers["Host"], headers["Authorization"]) == (host, RENEWED[0])
     assert "Proxy-Authorization" not in headers
+    with pytest.raises(ApiError, match=f"reached: .*, through the proxy {proxy.host};"):
+        there.request("GET", NODES)
 
 
 def test_a_proxy_of_another_kind_is_refused(python, monkeypatch):

@@ -210,7 +210,9 @@ class PythonTransport:
                 return
             if isinstance(error, ssl.SSLCertVerificationError):
                 raise self._access.untrusted(error.verify_message) from None
-            raise self._access.unreachable(_why(error)) from None
+            proxy = self._session.connections.proxy
+            by_proxy = f", through the proxy {proxy}" if proxy else ""
+            raise self._access.unreachable(f"{_why(error)}{by_proxy}") from None
 
     # --- credentials ------------------------------------------------------------------------------
 
