@@ -87,12 +87,10 @@ def _members(request: dict[str, Any], index: int, port: int, forks: ForkServer) 
         extra = [f"{option}={local_rank}"] if option else []
         variables = environ | node_env(env).process(local_rank)
         rank = int(variables["RANK"])
-        hashed = rank and request["options"].get("hashes")
-        if hashed:  # a process has one seed all its life
+        if rank and request["options"].get("hashes"):
             variables["PYTHONHASHSEED"] = str(rank)
-        server = None if hashed else forks
         argv = [json.dumps({**told, **place}), *extra]
-        members.append(Member(rank, argv, variables, forks=server, main=forks.main))
+        members.append(Member(rank, argv, variables, forks=forks))
     return members
 
 

@@ -69,9 +69,9 @@ class Process:
             self.paths[end].touch()
         adopt_orphans()
         env = {**env, "K8SJOB_ERROR_FILE": str(self.paths["reason"])}
-        self.pid = forks.fork([str(self.paths["out"]), str(self.paths["err"]), *argv], env)
+        self.pid = forks.start([str(self.paths["out"]), str(self.paths["err"]), *argv], env)
         adopt_orphans(adopts=False)
-        assert self.pid, "no rank can be forked"
+        assert forks.ready, "no rank can be forked"
         self._code = None
 
     @property
@@ -101,10 +101,12 @@ class Ranks:
     """A group of processes that runs; the port is held for it as the supervisor holds it."""
 
     def __init__(
-        self, zygote, folder, program, options, *, world, config, env, missing=(), restart=0
-    ):
-        self.folder, self.program, self._zygote = folder, program, zygote
-        self._options, self._world, self._config, self._env = options, world, config, env
+        self, zygote, folder, asked=None, *, program="train.py", world=2, env=None, missing=(),
+        restart=0, **config,
+    ):  # fmt: skip
+        self.folder, self._zygote, self._world, self._env = folder, zygote, world, env or {}
+        self._argv = [str(PROGRAMS / program), json.dumps(asked or {})]
+        self._config = {"rendezvous_timeout": 60.0, "collective_timeout": 60.0, **config}
         self._holder = reserve("127.0.0.1")
         self.port = self._holder.getsockname()[1]
         self.processes = {
@@ -120,14 +122,14 @@ class Ranks:
             "LOCAL_WORLD_SIZE": str(self._world),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.port),
+            "PYTHONHASHSEED": "0",
             "TORCHELASTIC_RESTART_COUNT": str(restart),
             "TF_CPP_MIN_LOG_LEVEL": "2",  # JAX's
             "K8SJOB_CONFIG": RuntimeConfig(**self._config).encode(),
             **{key: value.replace("{rank}", str(rank)) for key, value in self._env.items()},
         }
-        argv = [str(PROGRAMS / self.program), json.dumps(self._options)]
         mark = f"{rank}-{time.monotonic_ns()}"
-        return Process(self._zygote(env), argv, env, self.folder, mark)
+        return Process(self._zygote(env), self._argv, env, self.folder, mark)
 
     def await_text(self, rank, text, timeout=LIMIT_S):
         """Wait until a rank has printed something."""
@@ -199,23 +201,9 @@ def starter(zygote, folder):
     """start(options, world=2, ...) -> Ranks; whatever is left is ended afterwards."""
     begun = []
 
-    def start(
-        asked=None, *, program="train.py", world=2, env=None, missing=(), restart=0, **config
-    ):
-        config = {"rendezvous_timeout": 60.0, "collective_timeout": 60.0, **config}
-        ranks = Ranks(
-            zygote,
-            folder,
-            program,
-            asked or {},
-            world=world,
-            config=config,
-            env=env or {},
-            missing=missing,
-            restart=restart,
-        )
-        begun.append(ranks)
-        return ranks
+    def start(*args, **options):
+        begun.append(Ranks(zygote, folder, *args, **options))
+        return begun[-1]
 
     yield start
     for ranks in begun:

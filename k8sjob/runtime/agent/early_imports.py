@@ -11,6 +11,8 @@ import ast
 import os
 import re
 import sys
+import warnings
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,9 +52,9 @@ def early_imports(argv: Sequence[str], processes: int) -> tuple[str, ...]:
     script = _Script(Path(script_folder(argv)))
     modules = list[str]()
     try:
-        files = script.files(argv[1]) if argv[0] == "-m" else [Path(os.path.realpath(argv[0]))]
-        if argv[0] == "-m" and files and files[-1].name == "__init__.py":
-            files.append(files[-1].with_name("__main__.py"))
+        files = [Path(os.path.realpath(argv[0]))]
+        if argv[0] == "-m":
+            files = script.files(f"{argv[1]}.__main__")  # which only a package has
         # Each is executed in turn: first the packages of a module.
         for name in (name for file in files for name in script.first_imports(file)):
             top = name.partition(".")[0]
@@ -66,7 +68,7 @@ def early_imports(argv: Sequence[str], processes: int) -> tuple[str, ...]:
         else:
             return ()
         texts = script.texts(files)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, ImportError, RecursionError, MemoryError):
         return ()  # its own process reports that
     # An optimizer's first step and DDP import the compiler, as of torch 2.6.
     shared = processes > 1 and not any(map(_CONFIGURES.search, texts))
@@ -87,9 +89,8 @@ class _Script:
             return []
         files, place = [], self._folder
         for part in name.split("."):
-            candidates = (place / part / "__init__.py", place / f"{part}.py")
-            files += [file for file in candidates if file.is_file()][:1]
-            place /= part
+            place, module = place / part, place / f"{part}.py"
+            files += [file for file in (place / "__init__.py", module) if file.is_file()][:1]
         return files
 
     def first_imports(self, file: Path) -> Iterator[str]:
@@ -97,7 +98,7 @@ class _Script:
         if file in self._entered:
             return
         self._entered.add(file)
-        for statement in ast.parse(file.read_bytes()).body:
+        for statement in _parse(file.read_bytes()).body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 for name in self._names(statement, file):
                     files = self.files(name)
@@ -113,7 +114,7 @@ class _Script:
         texts, waiting, queued = list[bytes](), list(files), set(files)
         while waiting and len(texts) < _MAX_FILES:
             texts.append((file := waiting.pop()).read_bytes())
-            for node in ast.walk(ast.parse(texts[-1])):
+            for node in ast.walk(_parse(texts[-1])):
                 imported = {at for name in self._names(node, file) for at in self.files(name)}
                 waiting += imported - queued
                 queued |= imported
@@ -124,12 +125,15 @@ class _Script:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = [node.module] if node.module else []
-            if node.level:
-                package = file.parent.relative_to(self._folder).parts
-                parts = [*package[: len(package) - node.level + 1], *parts]
-            taken = [[], *([alias.name] for alias in node.names if alias.name != "*")]
-            yield from (".".join([*parts, *last]) for last in taken if parts or last)
+            package = ".".join(file.parent.relative_to(self._folder).parts)
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _parse(text: bytes) -> ast.Module:
+    with warnings.catch_warnings(action="ignore"):  # the script's own process shows them
+        return ast.parse(text)
 
 
 def _is_inert(statement: ast.stmt) -> bool:

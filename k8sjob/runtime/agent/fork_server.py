@@ -40,17 +40,18 @@ RANK_MAIN: Final = ("-m", "k8sjob.runtime.agent.rank_main")
 """The program of a rank: what follows `python -P`."""
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_RESET: Final = [
-    getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
-]
+_RESET: Final = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT]
 """Signals that Python, or a shell with `&`, ignores, and that a child would ignore as well."""
 _READY: Final = "ready"
 _COMM: Final = Path("/proc/self/comm")
+_FILES: Final = Path("/proc/self/fd")
 _SERVER: Final = "k8sjob-fork"
 """The name that `ps -o comm` shows of a server, whose command line is that of its ranks."""
 
 
-def start_process(main: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+def start_process(
+    arguments: Sequence[str], environ: Mapping[str, str], main: Sequence[str] = RANK_MAIN
+) -> int:
     """The number of a new Python process with a rank's program; it leads a session.
 
     Raises:
@@ -91,7 +92,6 @@ class ForkServer:
     """A node's server, as its agent sees it.
 
     Attributes:
-        main: the program of a rank.
         pid: its number; None where none is needed, or it cannot be used.
         ready: whether it forks.
     """
@@ -115,15 +115,15 @@ class ForkServer:
             folder: that of the script, whose modules come before those of libraries.
         """
         self.pid: int | None = None
-        self.main, self.ready = main, False
+        self.ready, self._main = False, main
         # A process has one seed of hashes, and "random" means another one for each rank.
-        seeded = environ.get("PYTHONHASHSEED", "").isdecimal()
-        if modules and seeded and sys.platform == "linux":
+        self._seed = environ.get("PYTHONHASHSEED", "")
+        if modules and self._seed.isdecimal() and sys.platform == "linux":
             self._socket, theirs = socket.socketpair()
             with theirs:
                 theirs.set_inheritable(True)
                 options = ["--forks", str(theirs.fileno()), ",".join(modules), folder]
-                self.pid = start_process(main, [*options, *program], environ)
+                self.pid = start_process([*options, *program], environ, main)
             self._answers = self._socket.makefile()
 
     def __enter__(self) -> Self:
@@ -157,10 +157,13 @@ class ForkServer:
             if not self.ready:
                 self._close()
 
-    def fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
-        """The number of a new process as of start_process; None: the server cannot be used."""
-        if not self.ready:
-            return None
+    def start(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+        """The number of a process as of start_process, forked where the server can be used."""
+        forks = self.ready and environ.get("PYTHONHASHSEED") == self._seed
+        forked = forks and self._fork(arguments, environ)
+        return forked or start_process(arguments, environ, self._main)
+
+    def _fork(self, arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
         # It may have been killed or stopped.
         self._socket.settimeout(TIMEOUTS.connect)
         request = {"argv": list(arguments), "environ": dict(environ)}
@@ -187,8 +190,9 @@ class ForkServer:
             self._socket.close()
             limit = time.monotonic() + TIMEOUTS.kernel
             with suppress(ChildProcessError):  # it had ended, and was reaped with the orphans
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.killpg(self.pid, signal.SIGKILL)  # with what an import has started
                 while not os.waitpid(self.pid, os.WNOHANG)[0] and time.monotonic() < limit:
-                    os.kill(self.pid, signal.SIGKILL)
                     time.sleep(0.005)
         self.pid, self.ready = None, False
 
@@ -207,11 +211,11 @@ def _serve(arguments: Sequence[str]) -> list[str]:
     with suppress(Exception):
         name = _COMM.read_text().strip()
         _COMM.write_text(_SERVER)
-        before = _descriptors()
+        before = {*_FILES.iterdir()}
         imported = _import(arguments[1].split(","))
         Observer.shared_import_s = time.monotonic() - began
         # A file that stays open, as a device's, would be one for all ranks.
-        same_files = before == _descriptors()
+        same_files = before == {*_FILES.iterdir()}
         if not (same_files and _is_like_new(imported, arguments[2])):
             os._exit(1)
         requests = channel.makefile()
@@ -243,10 +247,6 @@ def _import(names: Sequence[str]) -> set[str]:
     gc.freeze()
     gc.enable()
     return {name.partition(".")[0] for name in sys.modules.keys() - before}
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def _is_like_new(imported: Collection[str], folder: str) -> bool:
@@ -281,14 +281,14 @@ def _fork(environ: Mapping[str, str], name: str) -> tuple[int, int]:
                 os._exit(0)
             os.setsid()
             _COMM.write_text(name)
-            replace_environ(environ)
+            replace_environ(os.environ | environ)  # with what an import has set
             _forget_random_numbers()
             # Only now, as what fails must not end a rank: another process is then started for it.
             os.write(numbers[1], str(os.getpid()).encode())
             os.close(go[1])
             begins = os.read(go[0], 1)
-        if not begins:
-            os._exit(1)
+        if not begins:  # the agent may count on this rank: no error of the script ends it
+            os.kill(os.getpid(), signal.SIGKILL)
         for end in (*numbers, go[0]):
             os.close(end)
         return 0, 0

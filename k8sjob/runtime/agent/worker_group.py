@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.agent.fork_server import RANK_MAIN, start_process
+from k8sjob.runtime.agent.fork_server import start_process
 from k8sjob.runtime.base.config import TIMEOUTS
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ class Member:
     # where it writes its Reason, beside which its observer writes; None: neither
     error_file: Path | None = None
     forks: ForkServer | None = None  # what starts it, where it can
-    main: Sequence[str] = RANK_MAIN  # its program
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,8 @@ class WorkerGroup:
         self._cpu, self._busy, self._looked = Counter[int](), frozenset[int](), 0.0
         try:
             for index, member in enumerate(members):
-                forked = member.forks and member.forks.fork(member.argv, member.environ)
-                self._held[index] = forked or start_process(
-                    member.main, member.argv, member.environ
-                )
+                start = member.forks.start if member.forks else start_process
+                self._held[index] = start(member.argv, member.environ)
         except OSError:
             self.kill()
             kill_children()
