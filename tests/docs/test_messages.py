@@ -25,6 +25,7 @@ FOREIGN = {
     "--gang-scheduler-name",
     "--help",
     "--isolation",
+    "--local_rank",
     "--preserve-digests",
     "--pytorch-init-container-image",
     "--pytorch-init-container-template-file",

@@ -117,6 +117,7 @@ def test_a_warning_of_what_something_does_without_is_no_cause(text):
 
 
 TRACEBACK = "Traceback (most recent call last):"
+POOL = "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url:"
 AT = '  File "train.py", line 3, in <module>'
 HANDLED = [
     "ModuleNotFoundError: No module named 'flash_attn'; using torch's attention",
@@ -154,6 +155,50 @@ TORCHRUN = [
 KEY_ERROR = [TRACEBACK, AT, "KeyError: 'lr'"]
 OUT_OF_MEMORY = [TRACEBACK, AT, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"]
 BAR = "\r 30%|###       | 3/10 [00:00<00:01,  4.38it/s]"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: unknown loss 'infonce', gradient checkpointing must be one of nan, inf",
+        "ValueError: gradient_clip_val must be a number or None, not inf",
+        "ValueError: cannot use nan as loss weight",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'runs/loss inf/grad.csv'",
+        'RuntimeError: Missing key(s) in state_dict: "loss.inf".',
+        "ValueError: shipping address: Address already in use by another customer",
+        "RuntimeError: Wait timeout for the feature store",
+        "RuntimeError: Invalid device id in the registry: 8832",
+        "replay.ReplayMemoryError: the replay memory has no transition 3",
+        "ValueError: the 70B model requires 4 GPUs per replica, but tensor_parallel is 2",
+        "ValueError: image resolution is not known for host name dataset-3",
+        f"requests.exceptions.SSLError: {POOL} /gpt2/resolve/main/a.json (CERTIFICATE)",
+        f"requests.exceptions.ConnectionError: {POOL} /gpt2/resolve/main/a.json (Errno 111)",
+        "AssertionError: 连接超时: Name or service not known",
+    ],
+)
+def test_words_of_another_error_are_no_cause(error):
+    assert why(ended(1), [TRACEBACK, AT, error]).message == f"worker-0: exit code 1: {error}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "AssertionError: Rank 12: found NaN in local grad norm in backward pass",
+        "FloatingPointError: Loss became infinite or NaN at iteration=3!",
+        "ValueError: The loss returned in `training_step` is nan.",
+        "ValueError: 손실(loss)이 NaN 입니다",
+        "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite",
+        "RuntimeError: train_loss=nan",
+    ],
+)
+def test_numbers_that_became_nan_have_their_cause(error):
+    assert why(ended(1), [TRACEBACK, AT, error]).id == "nan-loss"
+
+
+def test_a_connection_that_torch_tried_again_is_no_cause():
+    retry = "[W socket.cpp:697] [c10d] The client socket has failed to connect to [job-0]:23456"
+    assert why(ended(1), [retry, "loaded data", "no learning rate"]).id == "crash"
+    assert why(ended(1), ["loaded data", retry]).id == "rendezvous"
 
 
 def report(kind, message, where="train.py:3"):

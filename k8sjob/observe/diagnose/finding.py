@@ -164,8 +164,8 @@ class Rule:
         local_step: the next step for a job on this machine, where that differs.
         any_line: whether each line with this text tells the cause, and not only an exception's;
             where an exception is needed, other lines that contain it are warnings.
-        types: a pattern for the classes of exceptions that it is about; empty: all. An exception of
-            the script's own may quote the text.
+        types: a pattern for the classes of exceptions that it is about, or its name in the file;
+            empty: DEFAULT of the file, or all. An exception of the script's own may quote the text.
     """
 
     pattern: str
@@ -216,7 +216,8 @@ def load_rules(name: str) -> tuple[Rule, ...]:
     for fields in load_data(name)["rule"]:
         pattern, types = fields["pattern"], fields.get("types", "")
         joined = pattern if isinstance(pattern, str) else "|".join(pattern)
-        cause, types = Cause(fields.get("cause", Cause.CRASH)), classes.get(types, types)
+        cause = Cause(fields.get("cause", Cause.CRASH))
+        types = classes.get(types or "DEFAULT", types)
         rules.append(Rule(**{**fields, "pattern": joined, "cause": cause, "types": types}))
     return tuple(rules)
 

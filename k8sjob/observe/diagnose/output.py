@@ -45,6 +45,7 @@ _LIBRARY_LINE: Final = re.compile(
     r"|.*(?:NCCL|c10d|gloo|Warning:|\.(?:cpp|cc|cu):\d)"
 )
 """A line of NCCL, gloo or torch, a warning, or part of an exception."""
+_TORCH_WARNING: Final = re.compile(r"\[W\w* ")
 _NO_REASON: Final = re.compile(
     r"k8sjob: (?:\d\S*, job "
     r"|(?:rank \d+: )?(?:SystemExit: sys\.exit\(|(?:Exit: )?exited with code))"
@@ -293,6 +294,9 @@ def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     if explanation := explain_by(RULES, raised, local=local):
         return explanation  # of a C++ exception, which has ended the process
     rules = [rule for rule in RULES if rule.any_line]
+    # torch also warns where it tries again: such a line counts where nothing else follows it.
+    last = library_lines(lines)
+    lines = [line for line in lines if line in last or not _TORCH_WARNING.match(line)]
     return explain_by(rules, lines, local=local, raised=False)
 
 
