@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.env import replace_environ
+from k8sjob.runtime.base.env import copy_environ, replace_environ
 from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import flush_output
 
@@ -281,7 +281,7 @@ def _fork(environ: Mapping[str, str], name: str) -> tuple[int, int]:
                 os._exit(0)
             os.setsid()
             _COMM.write_text(name)
-            replace_environ(os.environ | environ)  # with what an import has set
+            replace_environ({**copy_environ(), **environ})  # with what an import has set
             _forget_random_numbers()
             # Only now, as what fails must not end a rank: another process is then started for it.
             os.write(numbers[1], str(os.getpid()).encode())
