@@ -152,7 +152,6 @@ def write_record(
                 # What it has may be gone from the cluster: the output of failed Pods.
                 failed += record.with_output
             replicas = list(dict.fromkeys([*failed, *replicas]))[:_KEPT_REPLICAS]
-        pods = snapshot.pods_by_replica
         most = _KEPT_OUTPUT if brief else _MOST_OUTPUT
         for replica in replicas:
             # The size is not known before the output has ended; without zip64 4 GiB would be an
@@ -162,9 +161,9 @@ def write_record(
                 io.BufferedWriter(cast("io.RawIOBase", file_in_archive), 1 << 16) as out,
             ):
                 try:
-                    # Else each reader lists the Pods by itself.
-                    output = backend.logs(ref, replica, pods=pods if replica in pods else None)
-                    lines = _or_earlier(output, before, replica)
+                    # Not by the Pods of the snapshot: at the end of a job its controller removes
+                    # them, and a gap in the output is to say so.
+                    lines = _or_earlier(backend.logs(ref, replica), before, replica)
                     _write_lines(lines, out, most)
                 except BackendError as error:
                     unread(replica, str(error))

@@ -43,8 +43,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
     """
-    keep = without_managed_fields if output in {"json", "yaml"} else outline
-    jobs, failed, namespace = all_jobs(labels, place, keep=keep)
+    jobs, failed, namespace = all_jobs(labels, place, keep=outline)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
     # The output of a job in a cluster is two requests, and one that has ended says nothing new.

@@ -123,14 +123,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
     fits = partial(_matches, pattern) if pattern else None
     lines = logs(
-        backend,
-        ref,
-        chosen,
-        follow=follow,
-        previous=previous,
-        since=since,
-        tail=tail,
-        fits=fits,
+        backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail, fits=fits
     )
     saver = Saver(folder, ref.name, times=timestamps) if folder else nullcontext(printer)
     # An interrupt ends after the batch at hand, so that no file has half a line.

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.5
-_FULL_SECONDS = 0.01
+_MOST_ITEMS = 10_000
+"""A reader slower than the replicas holds them back, instead of filling the memory."""
+_FULL_SECONDS = 0.05
 """A pause of a source while the reader is slow; to read what waits takes it longer."""
 
 
@@ -31,11 +33,9 @@ class Merge(Generic[T]):
     soon after the Event was set.
     """
 
-    def __init__(self, size: int = 10_000) -> None:
+    def __init__(self) -> None:
         self._stop = threading.Event()
-        # Bounded, so that a reader slower than the replicas holds them back instead of the memory;
-        # not by the queue, as one with a limit takes longer for an item than a line does.
-        self._size = size
+        # One with a limit takes longer for an item than a line does.
         self._items: SimpleQueue[tuple[T | Ended, threading.Semaphore | None]] = SimpleQueue()
         self.open: set[str] = set()
 
@@ -97,6 +97,6 @@ class Merge(Generic[T]):
         while room and not room.acquire(timeout=_POLL_SECONDS):
             if self._stop.is_set():
                 return
-        while self._items.qsize() >= self._size and not self._stop.wait(_FULL_SECONDS):
+        while self._items.qsize() >= _MOST_ITEMS and not self._stop.wait(_FULL_SECONDS):
             pass
         self._items.put((item, room))

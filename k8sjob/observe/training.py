@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.contract import LOG, NO_PROGRESS, Event, EventKind
+from k8sjob.contract import NO_PROGRESS, Event, EventKind
 from k8sjob.sanitize import flat, integer, real, text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
 _NO_STEPS: Final = frozenset(
     {EventKind.WARNING, EventKind.STOPPING, EventKind.CHECKPOINT}
-    | {EventKind.JOB, EventKind.REPLICA, EventKind.FINDING}
+    | {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
 )
 """Events that may come while a group waits: a thread of it may write a checkpoint."""
 
@@ -167,10 +167,10 @@ class Training:
 
     def add(self, event: Event) -> None:
         """Take in one event; kinds that are not known are passed over."""
-        if event.kind == LOG:
-            return
         data = event.data
         self._forget_earlier_start(event)
+        if event.kind not in _NO_STEPS:
+            self.hang = None
         match event.kind:
             case EventKind.STARTING:
                 self._start(text(event.replica), data)
@@ -238,8 +238,6 @@ class Training:
 
     def _forget_earlier_start(self, event: Event) -> None:
         """Forget what does not hold for another start; replicas are read one after the other."""
-        if event.kind not in _NO_STEPS:
-            self.hang = None
         if event.kind != EventKind.METRICS:  # these have the user's keys
             self.restarts = max(self.restarts, _count(event.data.get("restart")))
         if event.kind in {EventKind.STARTED, EventKind.PROGRESS}:

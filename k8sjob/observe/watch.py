@@ -209,12 +209,10 @@ class _Watcher:
                 self._reported_warnings.add(alike)
                 yield _warning(message, replica=ended.source)
 
-    def stalled(self) -> Iterable[Event]:
+    def stalled(self) -> Iterator[Event]:
         """What has held the job up for some time; nothing may have changed since."""
-        now = time.monotonic()
-        if self._newest and self._ended_at is None and now >= self._stalled.due:
-            return self._stalled.look(*self._newest, self._tails, now)
-        return ()
+        if self._newest and self._ended_at is None:
+            yield from self._stalled.look(*self._newest, self._tails, time.monotonic())
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
@@ -349,9 +347,6 @@ class Stalled:
 
     `related` reads what tells why a job waits in a queue, see Backend.related; without it a queued
     job is no problem.
-
-    Attributes:
-        due: when the next look does anything, by time.monotonic().
     """
 
     def __init__(
@@ -360,7 +355,7 @@ class Stalled:
         related: Callable[[Snapshot], Sequence[Json]] | None = None,
     ) -> None:
         self._patience, self._related = patience, related
-        self.due = -math.inf
+        self._looked = -math.inf
         self._since: dict[tuple[str, str], float] = {}
         self._reported: set[tuple[str, str]] = set()
 
@@ -368,10 +363,10 @@ class Stalled:
         self, snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]], now: float
     ) -> Iterator[Event]:
         """A WARNING for each problem that has lasted for long enough; may be called at any time."""
-        if now < self.due:
+        if now - self._looked < self._patience / 5:
             return
         # A diagnosis of a large job takes a while, and this is called ten times a second.
-        self.due = now + self._patience / 5
+        self._looked = now
         related: Sequence[Json] = ()
         patience = self._patience
         waits = {key for key in self._reported if key[0] in _QUEUE}

@@ -38,8 +38,6 @@ T = TypeVar("T")
 TICK: Final = 0.1
 """Seconds between two batches."""
 _BATCH: Final = 1000
-_BACKLOG: Final = 10_000
-"""Events that wait for a slow terminal before the source has to wait as well."""
 
 
 def follow(
@@ -219,7 +217,7 @@ def batches(source: Iterable[T]) -> Iterator[list[T]]:
     A daemon thread reads it: it ends with the process, or with the item after the loop was left.
     """
     error = None
-    with Merge[T](_BACKLOG) as merge:
+    with Merge[T]() as merge:
         merge.add("", lambda _stop: iter(source))
         while merge.open:
             started, batch = time.monotonic(), list[T]()

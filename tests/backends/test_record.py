@@ -131,7 +131,7 @@ def test_the_end_is_kept_where_output_stops_to_be_readable(tmp_path, monkeypatch
     monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 2000)
 
     class Breaks(Script):
-        def logs(self, _ref, replica, **_options):
+        def logs(self, _ref, replica):
             yield from (LogLine(replica, 0, STAMP, f"line {n}") for n in range(500))
             raise BackendError("the node is gone")
 
@@ -143,6 +143,18 @@ def test_the_end_is_kept_where_output_stops_to_be_readable(tmp_path, monkeypatch
     kept = list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
     assert (kept[0].text, kept[-1].text) == ("line 0", "line 499")
     assert ("master-0", "the node is gone") in unread
+
+
+def test_output_that_went_with_its_pod_is_missed_also_where_the_job_still_has_it(tmp_path):
+    class Removed(Script):
+        def logs(self, _ref, replica, *, pods=None):
+            if pods is None:  # by those of the snapshot it is there, and nothing is read of it
+                yield LogLine(replica, 0, STAMP, "its pod is gone", gap=True)
+
+    with (tmp_path / "job.k8sjob").open("wb") as out:
+        write_record(Removed(of_recorded(recorded()).snapshots), None, out)
+    record = RecordBackend(tmp_path / "job.k8sjob")
+    assert [line.gap for line in record.logs(None, "master-0")] == [True]
 
 
 def test_a_record_with_too_much_output_is_refused(tmp_path, monkeypatch):

@@ -319,7 +319,7 @@ def test_leaving_ends_a_reader_that_is_held_back():
         finally:
             ended.set()
 
-    with Merge(size=10) as merge:
+    with Merge() as merge:
         merge.add("endless", endless, ahead=1)
         assert merge.get(60) == 1
     assert ended.wait(60)
