@@ -20,7 +20,7 @@ from k8sjob.targets.jobs import replica_names
 from k8sjob.view.formats import duration
 
 if TYPE_CHECKING:
-    from k8sjob.kube.objects import Keep
+    from k8sjob.kube.objects import Trim
     from k8sjob.view.json_output import JobProgress
 
 _HAVE_PROGRESS: Final = (JobState.RUNNING, JobState.SUCCEEDED)
@@ -43,7 +43,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
     """
-    jobs, failed, namespace = all_jobs(labels, place, keep=outline)
+    jobs, failed, namespace = all_jobs(labels, place, trim=outline)
     listed = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     listed.sort(key=lambda job: job[0].created or EPOCH, reverse=True)
     # The output of a job in a cluster is two requests, and one that has ended says nothing new.
@@ -92,7 +92,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
 
 
 def all_jobs(
-    labels: str, place: Place, *, pods: bool = True, keep: Keep = without_managed_fields
+    labels: str, place: Place, *, pods: bool = True, trim: Trim = without_managed_fields
 ) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
     """The jobs of all places, those of the cluster with their `pods` or without; see `jobs`.
 
@@ -109,7 +109,7 @@ def all_jobs(
     try:
         cluster = place.connect()
         everywhere = place.all_namespaces
-        snapshots = cluster.jobs(all_namespaces=everywhere, selector=labels, pods=pods, keep=keep)
+        snapshots = cluster.jobs(all_namespaces=everywhere, selector=labels, pods=pods, trim=trim)
         # The apiserver gives an empty list of a namespace that does not exist: a misspelled one
         # looks like one without jobs.
         if place.namespace and not snapshots:

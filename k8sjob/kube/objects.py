@@ -13,7 +13,7 @@ from k8sjob.contract import CONTAINER_NAMES, Reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Keep = Callable[["Json"], "Json"]
+    Trim = Callable[["Json"], "Json"]
     """Makes of an object what is kept of it."""
 
 

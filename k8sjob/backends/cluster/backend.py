@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster.workloads import Workloads
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
-    from k8sjob.kube.objects import Json, Keep
+    from k8sjob.kube.objects import Json, Trim
     from k8sjob.targets.api import Job, Target
 
     ObjectsByPair = dict[tuple[str, str], list[Json]]
@@ -131,7 +131,7 @@ class ClusterBackend(Creation):
         all_namespaces: bool = False,
         selector: str = "",
         pods: bool = False,
-        keep: Keep = without_managed_fields,
+        trim: Trim = without_managed_fields,
     ) -> list[Snapshot]:
         """The jobs without their events, the newest first.
 
@@ -139,10 +139,10 @@ class ClusterBackend(Creation):
             all_namespaces: those of all namespaces, not of the back end's.
             selector: a label selector, as kubectl takes it.
             pods: with their pods, where a job has not ended yet and pods may be read.
-            keep: makes of a job's object what is kept of it.
+            trim: makes of a job's object what is kept of it.
         """
         where = "" if all_namespaces else self.namespace
-        jobs, lists = self._jobs(where, selector, keep)
+        jobs, lists = self._jobs(where, selector, trim)
         jobs.sort(key=lambda job: job.created, reverse=True)
         below = self._below(where, jobs, lists)
         pods_by_job: dict[tuple[str, str, str], list[Json]] = {}
@@ -161,7 +161,7 @@ class ClusterBackend(Creation):
             snapshots.append(snapshot)
         return with_groups(self.transport, where, snapshots) if pods else snapshots
 
-    def _jobs(self, namespace: str, selector: str, keep: Keep) -> tuple[list[Job], ObjectsByPair]:
+    def _jobs(self, namespace: str, selector: str, trim: Trim) -> tuple[list[Job], ObjectsByPair]:
         """The jobs of all kinds that can be read, and the lists of these, by path and selector.
 
         Raises:
@@ -171,7 +171,7 @@ class ClusterBackend(Creation):
         lists: ObjectsByPair = {}
         errors: dict[str, ApiError] = {}
         # Most clusters lack a kind or two, and nobody reads why: an explanation takes 10 ms.
-        ask = partial(list_all, self._unexplained, query=_query(selector), keep=keep)
+        ask = partial(list_all, self._unexplained, query=_query(selector), trim=trim)
         places = [job_path(target, namespace) for target in TARGETS]
         answers = [start(partial(ask, where)) for where in places]
         for target, where, answer in zip(TARGETS, places, answers, strict=True):

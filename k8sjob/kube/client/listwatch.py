@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from k8sjob.kube.client.transport import Transport
-    from k8sjob.kube.objects import Json, Keep
+    from k8sjob.kube.objects import Json, Trim
 
     Query = Mapping[str, str] | None
 
@@ -63,21 +63,21 @@ class CollectionPage(NamedTuple):
 
 
 def list_all(
-    transport: Transport, path: str, query: Query = None, keep: Keep = without_managed_fields
+    transport: Transport, path: str, query: Query = None, trim: Trim = without_managed_fields
 ) -> CollectionPage:
-    """All objects of a collection that the query selects, or what `keep` leaves of each.
+    """All objects of a collection that the query selects, or what `trim` leaves of each.
 
     Raises:
         ApiError: the server refuses, or cannot be reached.
     """
     try:
         # Pages are of one moment, whose data etcd removes after five minutes (compaction).
-        listed = list(pages(transport, path, query, keep))
+        listed = list(pages(transport, path, query, trim))
     except ApiError as error:
         if error.code != 410:
             raise
         # The first pages were too old for the next one: all at once, as kubectl does it.
-        listed = list(pages(transport, path, query, keep, size=0))
+        listed = list(pages(transport, path, query, trim, size=0))
     return CollectionPage([item for page in listed for item in page.items], listed[-1].version)
 
 
@@ -85,7 +85,7 @@ def pages(
     transport: Transport,
     path: str,
     query: Query,
-    keep: Keep = without_managed_fields,
+    trim: Trim = without_managed_fields,
     size: int = PAGE,
 ) -> Iterator[CollectionPage]:
     """A collection page by page, all as of one moment; at least one page; all in one of size 0.
@@ -101,7 +101,7 @@ def pages(
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
-        items = [keep({**named, **item}) for item in page.get("items") or []]
+        items = [trim({**named, **item}) for item in page.get("items") or []]
         yield CollectionPage(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
