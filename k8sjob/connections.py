@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, IncompleteRead
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
@@ -45,7 +45,8 @@ class Connections:
         proxy: its host and port.
 
     Raises:
-        ValueError: a URL has no valid port, or the proxy is of another kind than http.
+        ValueError: the server's URL has no valid port, or the proxy's is none of http; the message
+            does not show its login.
     """
 
     def __init__(
@@ -59,9 +60,8 @@ class Connections:
         check: Callable[[str], object] | None = None,
     ) -> None:
         self._idle: deque[HTTPConnection] = deque()
-        url, through = urlsplit(server if "://" in server else f"//{server}"), urlsplit(proxy)
-        if through.scheme not in {"", "http"}:
-            raise ValueError(f"the proxy is of {through.scheme}://, for which --client=kubectl is")
+        url = urlsplit(server if "://" in server else f"//{server}")
+        through = _url_of_proxy(proxy)
         host, self._path = url.hostname or "", url.path
         port, usual = url.port, 443 if context else 80
         self._peer = host, port or usual
@@ -259,8 +259,9 @@ def proxy_for(server: str, variables: Mapping[str, str]) -> str:
     names = f"{url.scheme}_PROXY".upper(), "NO_PROXY"
     proxy, excepted = (variables.get(name) or variables.get(name.lower(), "") for name in names)
     port = url.port or (443 if url.scheme == "https" else 80)
-    entries = f"localhost,127.0.0.0/8,::1,{excepted.lower()}".split(",")
-    if not proxy or any(_is_excepted(url.hostname or "", port, entry.strip()) for entry in entries):
+    host, entries = url.hostname or "", f"127.0.0.0/8,::1,{excepted.lower()}".split(",")
+    is_direct = any(_is_excepted(host, port, entry.strip()) for entry in entries)
+    if not proxy or is_direct or host == "localhost":
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
@@ -278,6 +279,17 @@ def _is_excepted(host: str, port: int, entry: str) -> bool:
         is_part = ending.endswith(f".{name.removeprefix('.')}") and name != ""
         return entry == "*" or (is_part and pattern.port in {None, port})
     return False
+
+
+def _url_of_proxy(proxy: str) -> SplitResult:
+    with suppress(ValueError):
+        url = urlsplit(proxy)
+        if not proxy or (url.scheme == "http" and url.hostname and url.port != 0):
+            return url
+    raise ValueError(
+        f"the proxy {proxy.rpartition('@')[2]!r} is not http://[USER:PASSWORD@]HOST:PORT; only"
+        " --client=kubectl takes others"
+    )
 
 
 def basic(pair: str) -> str:

@@ -37,7 +37,7 @@ class Call(Generic[_T]):
     def result(self) -> _T:
         """What the call returns, once it has; raises what the call raises."""
         self._ended.wait()
-        if self._error:
+        if self._error is not None:
             raise self._error
         return self._result
 

@@ -87,7 +87,7 @@ class CodeImage(NamedTuple):
     def remembered(cls, source: Source) -> CodeImage | None:
         """The image that was kept for a job.yaml; None: the file has to be read.
 
-        It is made of what lies in the file's folder, and the script is still there.
+        As for a file that is read, no path leads out of the folder, and it has the script.
 
         Raises:
             ImageError: the .dockerignore cannot be read.
@@ -98,22 +98,18 @@ class CodeImage(NamedTuple):
         tuples: dict[str, Any] = {
             name: tuple(value) for name, value in fields.items() if isinstance(value, list)
         }
-        image = cls(**{**fields, **tuples})
-        return image if image.lies_in(source.folder) else None
+        image, context = cls(**{**fields, **tuples}), source.folder / fields["context"]
+        has_changed = (
+            leads_out(source.folder, image.context)
+            or leads_out(context, image.requirements or ".")
+            or (image.script and not has_script(context, image.script))
+            or (image.script and leaves_out(context, image.script))
+        )
+        return None if has_changed else image
 
     def remember(self, source: Source) -> None:
         """Keep the image for a job.yaml."""
         keep_value(source.name, source.inputs, self._asdict())
-
-    def lies_in(self, folder: Path) -> bool:
-        """Whether no path leads out of the folder, as in spec.load, and it has the script."""
-        context = folder / self.context
-        return not (
-            leads_out(folder, self.context)
-            or leads_out(context, self.requirements or ".")
-            or (self.script and not has_script(context, self.script))
-            or (self.script and leaves_out(context, self.script))
-        )
 
 
 class Source(NamedTuple):

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import posixpath
 import re
 import tarfile
 import threading
 import zlib
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from k8sjob.contract import DEPS_HOME
-from k8sjob.environment import cache_folder
 from k8sjob.errors import ImageError
-from k8sjob.files import whole_file
+from k8sjob.files import cached_value, keep_value
 from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
 from k8sjob.image.registry.blob_content import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
@@ -338,17 +335,13 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
     Raises:
         ImageError: it cannot be read, or is no archive.
     """
-    cached = cache_folder() / "layers" / f"{content.digest.replace(':', '-')}.json"
-    with suppress(OSError, ValueError, TypeError):
-        # A digest names the same bytes for ever, so the cache is never out of date.
-        layer_scan = LayerScan(**json.loads(cached.read_bytes()))
+    # A digest names the same bytes for ever, so the cache is never out of date.
+    name = f"layer-{content.digest.replace(':', '-')}.json"
+    if fields := cached_value(name, content.digest):
         note(content.size)
-        return layer_scan
+        return LayerScan(**fields)
     layer_scan = _scan(content, f"{where}, layer {content.digest[:19]}", note)
-    with suppress(OSError):  # without a cache it is read again
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(cached) as file:
-            file.write(json.dumps(asdict(layer_scan)).encode())
+    keep_value(name, content.digest, asdict(layer_scan))
     return layer_scan
 
 

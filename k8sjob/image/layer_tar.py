@@ -12,18 +12,20 @@ import tarfile
 import tempfile
 import zlib
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError, install_step
 from k8sjob.image.appending import Layer
 from k8sjob.image.registry.blob_content import FileContent
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from concurrent.futures import Future
     from typing import IO, BinaryIO
+
+    from k8sjob.threads import Call
 
 _IN_MEMORY: Final = 8 << 20
 """Bytes of a layer that need no temporary file."""
@@ -131,15 +133,14 @@ def _archive(
 def _gzip(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """One stream of gzip, whose pieces are compressed by all cores."""
     cores, crc, size = os.cpu_count() or 1, 0, 0
-    compressed: deque[Future[bytes]] = deque()
+    compressed: deque[Call[bytes]] = deque()
     yield _GZIP_HEAD
-    with ThreadPoolExecutor(cores) as pool:
-        for piece in _pieces(blocks):
-            crc, size = zlib.crc32(piece, crc), size + len(piece)
-            compressed.append(pool.submit(_deflated, piece))
-            if len(compressed) > 2 * cores:  # more would only wait in memory
-                yield compressed.popleft().result()
-        yield from (piece.result() for piece in compressed)
+    for piece in _pieces(blocks):
+        crc, size = zlib.crc32(piece, crc), size + len(piece)
+        compressed.append(start(partial(_deflated, piece)))
+        if len(compressed) > 2 * cores:  # more would only wait in memory
+            yield compressed.popleft().result()
+    yield from (call.result() for call in compressed)
     yield _DEFLATE_END + crc.to_bytes(4, "little") + (size % (1 << 32)).to_bytes(4, "little")
 
 

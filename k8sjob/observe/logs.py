@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -18,6 +17,7 @@ from k8sjob.kube.objects import Pod
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import processes
 from k8sjob.targets.jobs import replica_names, replica_order
+from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -275,5 +275,4 @@ def _is_chosen(line: LogLine, fits: Callable[[LogLine], bool] | None) -> bool:
 
 def in_parallel(function: Callable[[S], T], sources: Sequence[S]) -> list[T]:
     """The results of a function for each replica or job, several at a time."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(function, sources))
+    return run_parallel([partial(function, source) for source in sources], _READERS)

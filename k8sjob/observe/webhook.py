@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.connections import proxy_for
+from k8sjob.connections import Connections, proxy_for
 from k8sjob.environment import variables
 from k8sjob.errors import K8sJobError
 from k8sjob.image.registry import http_client
@@ -63,7 +63,7 @@ class Webhook:
         context = None if is_here else http_client.tls_context()
         proxy = proxy_for(url, variables())
         try:
-            self._connections = http_client.connections_to(f"{scheme}://{host}", context, proxy)
+            self._connections = Connections(f"{scheme}://{host}", context, proxy=proxy)
         except ValueError as error:
             raise K8sJobError(f"{error}; correct {scheme}_proxy") from None
         self._waiting: Queue[_Waiting | None] = Queue(_MOST_WAITING)

@@ -149,7 +149,7 @@ def test_two_logins_in_one_registry_are_two_sessions(push_there, bearer, tokens,
     assert [blob.sent for blob in done.blobs][:2] == [Sent.UPLOADED] * 2
 
 
-# --- TLS and proxies ----------------------------------------------------------------------------
+# --- TLS ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +179,3 @@ def test_a_certificate_must_be_trusted(tls, push_to_tls, certificate, home, monk
     (folder / "ca.crt").unlink()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     assert push_to_tls().unchanged
-
-
-def test_loopback_goes_through_no_proxy(registry, base_image, pushed, code, monkeypatch):
-    base = base_image(registry)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert pushed(f"{registry.host}/team/direct", base, code).blobs

@@ -154,7 +154,7 @@ def test_nothing_is_tried_again_after_the_time_for_an_answer():
 )
 def test_a_proxy_that_is_none(proxy, monkeypatch):
     monkeypatch.setenv("https_proxy", proxy)
-    with pytest.raises(ImageError, match=r"is not http://\[USER:PASSWORD@\]HOST:PORT: ") as caught:
+    with pytest.raises(ImageError, match=r"is not http://\[USER:PASSWORD@\]HOST:PORT; ") as caught:
         HttpClient().send("GET", "https://reg.example/v2/")
     assert "secret" not in str(caught.value)
 

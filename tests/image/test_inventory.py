@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import tarfile
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import wheelhouse
 from registries import tar_of
 
 from k8sjob.errors import ImageError
+from k8sjob.files import keep_value
 from k8sjob.image.inventory import read_inventory, scan_layer, take_inventory
 from k8sjob.image.layer_tar import ZSTD_MAGIC, zstd
 from k8sjob.image.registry.blob_content import in_memory
@@ -24,9 +24,8 @@ DIGEST = "sha256:" + "a" * 64
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Where it is kept what a layer has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache/k8sjob/layers"
+    return tmp_path / "cache/k8sjob"
 
 
 def image(environment=(), architecture="amd64"):
@@ -176,7 +175,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_layers_are_read_in_any_form_once(form, cache):
+def test_layers_are_read_in_any_form_once(form):
     data = FORMS[form](tar_of(wheelhouse.base()[0]))
     first = scan_layer(in_memory(data), "base", lambda _size: None)
     assert first.links["usr/bin/python3"] == "python3.11"
@@ -185,10 +184,6 @@ def test_layers_are_read_in_any_form_once(form, cache):
     gone = SimpleNamespace(digest=in_memory(data).digest, size=len(data))
     again = scan_layer(gone, "base", seen.append)
     assert (again, seen) == (first, [len(data)])
-    kept = next(cache.iterdir())
-    for spoilt in ("{", "[]", json.dumps({"form": 0})):
-        kept.write_text(spoilt)
-        assert scan_layer(in_memory(data), "base", lambda _size: None) == first
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
@@ -213,7 +208,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 def test_a_layer_that_is_no_archive(data, cache):
     with pytest.raises(ImageError, match=r"base, layer sha256:\w{12}: not an archive \(.+\); the"):
         scan_layer(in_memory(data), "base", lambda _size: None)
-    assert not cache.exists()
+    assert not list(cache.iterdir())
 
 
 def sparse(kind):
@@ -272,14 +267,12 @@ def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
     compressed = gzip.compress(data + tar_of({"a": ""}), 1)
     with pytest.raises(ImageError, match="not an archive"):
         scan_layer(in_memory(compressed), "base", lambda _size: None)
-    assert not cache.exists()
+    assert not list(cache.iterdir())
 
 
-def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
+def test_layers_that_would_fill_the_memory_together(monkeypatch):
     monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT", 250)
-    cache.mkdir(parents=True)
-    kept = {"marks": {"a": "x" * 99}}
-    (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
+    keep_value(f"layer-{DIGEST.replace(':', '-')}.json", DIGEST, {"marks": {"a": "x" * 99}})
     layers = (Descriptor(DIGEST, 1),) * 3
     reference = ImageReference.parse("reg.example/base:1")
     base = BaseImage(reference, Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), layers), {})

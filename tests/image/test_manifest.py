@@ -113,6 +113,8 @@ def test_a_config_that_does_not_fit_its_manifest(appended, rootfs):
         (b"[" * 100_000, "not a JSON object"),
         ({"schemaVersion": 1, "mediaType": f"{DOCKER}.distribution.manifest.v1+json"}, "too old"),
         (image_manifest(layers={}), "its manifest has no config or no layers"),
+        (image_manifest(mediaType=["a"]), "its manifest is of the type \"['a']\""),
+        (image_manifest(config={"mediaType": {}}), "holds {}, not a container image"),
         (image_manifest(layers=[7]), "None is not a digest; the image is broken"),
         (image_manifest(layers=[{"digest": DIGEST, "size": -1}]), "has the size -1"),
     ],

@@ -111,13 +111,7 @@ def test_no_write_is_missed_however_fast_it_follows(code, monkeypatch):
     assert hits > 10
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"states": 1}', "\x00"])
-def test_a_damaged_or_foreign_cache_is_not_used(code, cache, content):
+def test_a_cache_that_others_can_write_is_not_used(code, cache):
     packed(code)
-    (file,) = cache.glob("code-*.json")
-    whole = file.read_text()
-    file.write_text(content)
-    assert known(code) is None
-    file.write_text(whole)
     cache.chmod(0o777)
     assert known(code) is None

@@ -14,7 +14,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.registry.manifest import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from tempfile import SpooledTemporaryFile
     from typing import BinaryIO
 
@@ -137,7 +137,7 @@ Content: TypeAlias = FileContent | RemoteContent
 """A blob that can be uploaded; its blocks may be asked for again after a failure."""
 
 
-def counted(content: Content, note: Callable[[int], object]) -> Iterator[bytes]:
+def counted(content: Content, note: Callable[[int], object]) -> Generator[bytes]:
     """The blocks of a blob; `note` is called with the size of each."""
     for block in content.blocks():
         note(len(block))

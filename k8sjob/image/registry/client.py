@@ -6,7 +6,6 @@ base, to read, and that of the image, to write.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import threading
@@ -14,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
+from k8sjob.connections import basic
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.registry.http_client import TransportError, host_of
 
@@ -247,10 +247,10 @@ class Authorizer:
                 f"{self._host} asks for a kind of authorization that registries do not use:"
                 f" {challenge.partition(' ')[0]!r}; is it the address of a registry?"
             )
-        basic = _basic(login)
-        if basic is None:
+        header = _basic(login)
+        if header is None:
             raise ImageError(f"{self._host} requires a login; run: docker login {self._host}")
-        return basic
+        return header
 
     def _token(self, parameters: dict[str, str], asked: str) -> str:
         """A token for what the registry wants in its answer at the URL `asked`."""
@@ -306,11 +306,11 @@ class Authorizer:
         query = [("service", service)] if service else []
         # Sorted, so that the same scopes always make the same URL.
         query += [("scope", scope) for scope in sorted(scopes)]
-        basic = _basic(login)
-        if basic is not None and login is not None:
+        header = _basic(login)
+        if header is not None and login is not None:
             query.append(("account", login.username))
         separator = "&" if "?" in realm else "?"
-        headers = {} if basic is None else {"Authorization": basic}
+        headers = {} if header is None else {"Authorization": header}
         url = f"{realm}{separator}{urlencode(query)}"
         return self._http.request("GET", url, headers=headers, limit=limit)
 
@@ -318,7 +318,7 @@ class Authorizer:
 def _basic(login: Login | None) -> str | None:
     if login is None or not login.username:
         return None
-    return "Basic " + base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
+    return basic(f"{login.username}:{login.password}")
 
 
 def parse_challenges(text: str) -> dict[str, dict[str, str]]:

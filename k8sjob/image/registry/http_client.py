@@ -159,33 +159,18 @@ class HttpClient:
                 connections.close()
             self._connections.clear()
 
-    def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        stream: bool = False,
-        limit: Zone | None = None,
-    ) -> Response:
-        """Make a request that is safe to repeat, with retries; the last answer, of any status.
+    def request(self, method: str, url: str, **options: Any) -> Response:
+        """Make a request that is safe to repeat, with retries; see `send`, but for blocks.
 
-        Redirects are not followed; stream: leave the body of a good answer to be read; limit: the
-        farthest zone, for a URL that a registry gave.
-
-        Raises:
-            TransportError: there was no answer.
-            ImageError: the other side is not to be trusted, or cannot be a registry.
+        Returns:
+            The last answer, of any status.
         """
         # For all attempts together: five slow answers would take five times as long.
         end = time.monotonic() + self.retry.answer
         for failures in itertools.count(1):
             retry_after, is_last = None, failures >= self.retry.tries
             try:
-                answer = self.send(
-                    method, url, headers=headers, body=body, stream=stream, limit=limit
-                )
+                answer = self.send(method, url, **options)
                 if answer.status not in _RETRIED or is_last or time.monotonic() > end:
                     break
                 retry_after = answer.headers.get("Retry-After")
@@ -205,7 +190,20 @@ class HttpClient:
         stream: bool = False,
         limit: Zone | None = None,
     ) -> Response:
-        """Make a request once; see `request`. The body may be a stream of blocks."""
+        """Make a request once; redirects are not followed.
+
+        Args:
+            method: of HTTP.
+            url: complete.
+            headers: besides those of all requests.
+            body: whole, or a stream of blocks.
+            stream: leave the body of a good answer to be read.
+            limit: the farthest zone, for a URL that a registry gave.
+
+        Raises:
+            TransportError: there was no answer.
+            ImageError: the other side is not to be trusted, or cannot be a registry.
+        """
         host = host_of(url)
         proxy = proxy_for(url, variables()) if host else ""
         connections = self._to(url, host, proxy, limit)
@@ -246,10 +244,10 @@ class HttpClient:
 
     def _new(self, proxy: str, scheme: str, host: str, limit: Zone | None) -> Connections:
         try:
-            return connections_to(
+            return Connections(
                 f"{scheme}://{host}",
                 _tls_of_registry(host) if scheme == "https" else None,
-                proxy,
+                proxy=proxy,
                 connect=self.retry.connect,
                 # On the connection itself: between a look-up of its own and the connection the name
                 # could be given another address. Behind a proxy it is the proxy's.
@@ -272,23 +270,6 @@ class HttpClient:
                 f" ({address}), where it is not itself; if you trust it: mkdir -p"
                 f" ~/.docker/certs.d/{shlex.quote(host)}"
             )
-
-
-def connections_to(
-    server: str, context: ssl.SSLContext | None, proxy: str, **options: Any
-) -> Connections:
-    """Connections through a proxy, which may have a login; "": without.
-
-    Raises:
-        ValueError: it is no proxy's URL; the message does not show its login.
-    """
-    try:
-        return Connections(server, context, proxy=proxy, **options)
-    except ValueError:
-        raise ValueError(
-            "the proxy set in the environment is not http://[USER:PASSWORD@]HOST:PORT:"
-            f" {proxy.rpartition('@')[2]!r}"
-        ) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -162,7 +162,7 @@ class Manifest(NamedTuple):
         content = {**self.content, "mediaType": OCI_MANIFEST}
         content["config"] = {**content["config"], "mediaType": _OCI_CONFIG}
         content["layers"] = [
-            {**layer, "mediaType": _OCI_LAYERS.get(layer.get("mediaType"), layer.get("mediaType"))}
+            {**layer, "mediaType": _OCI_LAYERS.get(str(kind := layer.get("mediaType")), kind)}
             for layer in content["layers"]
         ]
         return self._replace(media_type=OCI_MANIFEST, content=content)
@@ -228,7 +228,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
     """
     content = read_object(raw, where)
     # Optional in OCI's manifests; a registry then says it in the header.
-    media_type = content.get("mediaType") or content_type.partition(";")[0].strip()
+    media_type = str(content.get("mediaType") or content_type.partition(";")[0].strip())
     digest = digest_of(raw)
     if media_type in {OCI_INDEX, DOCKER_INDEX} or "manifests" in content:
         return Index(_platforms(content.get("manifests"), where))
@@ -241,13 +241,13 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
     if not isinstance(config, dict) or not isinstance(layers, list):
         raise ImageError(f"{where}: its manifest has no config or no layers; the image is broken")
     # Helm charts and other artifacts have manifests, too.
-    if config.get("mediaType") not in _CONFIGS:
+    if str(config.get("mediaType")) not in _CONFIGS:
         raise ImageError(
             f"{where}: holds {config.get('mediaType')!r}, not a container image; use another base"
         )
     return Manifest(
         digest=digest,
-        media_type=str(media_type),
+        media_type=media_type,
         content=content,
         config=Descriptor.of(config, where),
         layers=tuple(Descriptor.of(layer, where) for layer in layers),

@@ -18,14 +18,14 @@ from urllib.parse import urlencode
 from k8sjob.errors import ImageError
 from k8sjob.files import cached_value, keep_value
 from k8sjob.image.registry import manifest
-from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
+from k8sjob.image.registry.blob_content import RemoteContent, Sent, counted, in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import MAX_BODY, TransportError, host_of
 from k8sjob.image.registry.manifest import BaseImage, Index, digest_of, read_object
 from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from k8sjob.image.registry.blob_content import Content
     from k8sjob.image.registry.credentials import CredentialEntry, Keyring, Login
@@ -238,17 +238,15 @@ class Repository:
         headers = {"Content-Type": "application/octet-stream", "Content-Length": size}
         out = 0
 
-        def blocks() -> Generator[bytes]:
+        def note(size: int) -> None:
             nonlocal out
-            for block in content.blocks():
-                on_bytes(len(block))
-                out += len(block)
-                yield block
+            on_bytes(size)
+            out += size
 
         # An error keeps hold of a body that was not read to its end: closed here, so that the
         # connection it is read from is released.
         try:
-            with closing(blocks()) as body:
+            with closing(counted(content, note)) as body:
                 answer = self.client.send("PUT", url, headers=headers, body=body)
         except TransportError as error:
             lost = str(error)
