@@ -867,7 +867,7 @@ def _(n, _folder):
     from k8sjob.image.registry import client
 
     text = 'Bearer realm="' + "\\a" * n + "a " * n + ", Basic" * n
-    return lambda: (list(client._SCHEME.finditer(text)), client._PARAMETER.findall(text))
+    return lambda: (re.findall(client._SCHEME, text), re.findall(client._PARAMETER, text))
 
 
 @case(100, "secrets in files")
