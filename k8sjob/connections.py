@@ -215,13 +215,13 @@ class Answer:
             self._keep(self._connection)
 
     def _pieces(self) -> Iterator[bytes]:
-        response, left = self._response, self._response.length
+        response, remaining = self._response, self._response.length
         # read() would wait until it has so many bytes; not every read1() counts them.
-        while left != 0 and (piece := response.read1(min(_PIECE, left or _PIECE))):
-            left = left and left - len(piece)
+        while remaining != 0 and (piece := response.read1(min(_PIECE, remaining or _PIECE))):
+            remaining = remaining and remaining - len(piece)
             yield piece
-        if left:
-            raise IncompleteRead(b"", left)
+        if remaining:
+            raise IncompleteRead(b"", remaining)
         response.close()
 
     def shutdown(self) -> None:

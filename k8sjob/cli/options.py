@@ -86,16 +86,18 @@ def selector(text: str) -> Callable[[Mapping[str, str]], bool]:
     Raises:
         click.UsageError: it is not a selector.
     """
-    terms, rest = list[re.Match[str]](), text
-    while rest:
-        term = re.match(_TERM, rest)
+    if not text:  # mostly there is none, and the pattern takes long to compile
+        return lambda _labels: True
+    pattern, terms, at = re.compile(_TERM), list[re.Match[str]](), 0
+    while at < len(text):
+        term = pattern.match(text, at)
         if term is None:
             raise click.UsageError(
-                f"-l {text!r}: {rest!r} is not a selector; write key=value, key!=value,"
+                f"-l {text!r}: {text[at:]!r} is not a selector; write key=value, key!=value,"
                 " key in (a, b), key notin (a, b), key or !key, with commas between"
             )
         terms.append(term)
-        rest = rest[term.end() :]
+        at = term.end()
     return lambda labels: all(_holds(term, labels) for term in terms)
 
 

@@ -80,7 +80,7 @@ def _members(request: dict[str, Any], index: int, port: int, forks: ForkServer) 
     # The script's own, in which this package may be missing.
     place |= {"node": index, "pythonpath": environ["PYTHONPATH"]}
     environ["PYTHONPATH"] = copy_environ()["PYTHONPATH"]
-    told = {name: request.get(name) for name in ("folder", "root", "options", "mounter")}
+    common = {name: request.get(name) for name in ("folder", "root", "options", "mounter")}
     members = []
     for local_rank in range(processes):
         option = request["local_rank_arg"]
@@ -89,7 +89,7 @@ def _members(request: dict[str, Any], index: int, port: int, forks: ForkServer) 
         rank = int(variables["RANK"])
         if rank and request["options"].get("hashes"):
             variables["PYTHONHASHSEED"] = str(rank)
-        argv = [json.dumps({**told, **place}), *extra]
+        argv = [json.dumps({**common, **place}), *extra]
         members.append(Member(rank, argv, variables, forks=forks))
     return members
 

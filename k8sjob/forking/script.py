@@ -41,8 +41,8 @@ def run_rank(run: Callable[[dict[str, Any], Callable[[], Any]], int]) -> NoRetur
     """
     code = 1
     try:
-        told, *local_rank = process_arguments(sys.argv[1:])
-        request = json.loads(told)
+        encoded, *local_rank = process_arguments(sys.argv[1:])
+        request = json.loads(encoded)
         folder, rank = Path(request["folder"]), dist_env().rank
         # Standard input carries requests, of which a script must read nothing.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

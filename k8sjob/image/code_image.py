@@ -99,11 +99,11 @@ class CodeImage(NamedTuple):
             name: tuple(value) for name, value in fields.items() if isinstance(value, list)
         }
         image, context = cls(**{**fields, **tuples}), source.folder / fields["context"]
+        script = image.script
         has_changed = (
             leads_out(source.folder, image.context)
             or leads_out(context, image.requirements or ".")
-            or (image.script and not has_script(context, image.script))
-            or (image.script and leaves_out(context, image.script))
+            or (script and (not has_script(context, script) or leaves_out(context, script)))
         )
         return None if has_changed else image
 

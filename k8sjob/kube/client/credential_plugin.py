@@ -85,8 +85,8 @@ def _output(argv: list[str], env: dict[str, str], stdin: int | None) -> bytes:
         )
         stderr.seek(0)
         if done.returncode:
-            said = " ".join(stderr.read(1 << 16).decode(errors="replace").split())
-            raise ValueError(f"it exits with {done.returncode}: {said}".removesuffix(": "))
+            detail = " ".join(stderr.read(1 << 16).decode(errors="replace").split())
+            raise ValueError(f"it exits with {done.returncode}: {detail}".removesuffix(": "))
     return done.stdout
 
 
@@ -98,7 +98,7 @@ def _credentials(printed: bytes, version: str) -> tuple[dict[str, str], float]:
     if (theirs := at_path(answer, "apiVersion")) != version:
         raise ValueError(f"it prints an object of {theirs}, and the kubeconfig has {version}")
     names = ("token", "clientCertificateData", "clientKeyData", "expirationTimestamp")
-    token, certificate, key, end = (str(at_path(answer, "status", x) or "") for x in names)
+    token, certificate, key, end = (str(at_path(answer, "status", name) or "") for name in names)
     if bool(certificate) != bool(key) or not (token or key):
         raise ValueError("it gives neither a token nor a certificate with its key")
     fields = {"token": token, "client-certificate-data": _encoded(certificate.encode())}

@@ -240,7 +240,7 @@ class PythonTransport:
 
 
 def _provided_token(access: Access) -> str:
-    """The token of an `auth-provider`, which the Python client gets anew after its end."""
+    """The token of an `auth-provider`, which the `kubernetes` package renews after its end."""
     try:
         from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
     except ImportError as error:

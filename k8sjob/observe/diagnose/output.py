@@ -325,7 +325,7 @@ def _nccl_error(output: LastOutput, lines: Sequence[str]) -> Explanation | None:
     error = next(filter(None, map(_NCCL.search, errors)), None)
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
     # NCCL also warns where it does without something. What failed is its last word, below the
-    # warning; a script that goes on after it has handled it.
+    # warning; a script that continues has handled the failure.
     last_words = [line for line in library_lines(output.context) if "NCCL " in line]
     if error is None and not (last_words and _FAILED_CALL.search(last_words[-1])):
         return None
