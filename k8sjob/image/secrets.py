@@ -25,8 +25,8 @@ _PLACEHOLDER: Final = rb"([\w*.-])\1{7}|EXAMPLE"
 @cache
 def _forms() -> dict[str, list[tuple[bytes, str, bytes]]]:
     """The forms in secrets.tsv by section: the literal that begins each, kind, and pattern."""
-    forms: dict[str, list[tuple[bytes, str, bytes]]] = {"token": [], "named": []}
-    for line in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[3:]:
+    forms: dict[str, list[tuple[bytes, str, bytes]]] = {"token": [], "named": [], "short": []}
+    for line in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[4:]:
         section, kind, literals, form = line.split("\t")
         for literal in literals.split():
             start = rf"\b{re.escape(literal)}" if section == "token" else ""
@@ -96,7 +96,8 @@ def _matches(data: bytes) -> Iterator[tuple[str, re.Match[bytes]]]:
     words = b"\n".join(set(_long_words(data)))
     tokens = [form for form in _forms()["token"] if form[0] in words] if words else []
     # The names of variables are written in any case; the patterns themselves say which.
-    for text, forms in ((data, tokens), (data.lower(), _forms()["named"])):
+    named = _forms()["short"] + (_forms()["named"] if words else [])
+    for text, forms in ((data, tokens), (data.lower(), named)):
         for literal, kind, pattern in forms:
             start = text.find(literal)
             while start >= 0:
