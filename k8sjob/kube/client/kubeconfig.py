@@ -1,8 +1,6 @@
 """Kubeconfig files: which cluster, as which user, and what can be wrong with them.
 
-kubectl, and the Python client for an auth-provider, read the files themselves. Where KUBECONFIG is
-a list the first value counts, as with kubectl (the Python client takes the last current-context),
-so the context is always passed on by its name.
+Where KUBECONFIG is a list, the first value counts, as with kubectl.
 """
 
 from __future__ import annotations
