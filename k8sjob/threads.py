@@ -34,9 +34,14 @@ class Call(Generic[_T]):
             self._error = error
         self._ended.set()
 
-    def result(self) -> _T:
-        """What the call returns, once it has; raises what the call raises."""
-        self._ended.wait()
+    def result(self, seconds: float | None = None) -> _T:
+        """What the call returns, once it has; raises what the call raises.
+
+        Raises:
+            TimeoutError: it takes longer; its thread is left running.
+        """
+        if not self._ended.wait(seconds):
+            raise TimeoutError
         if self._error is not None:
             raise self._error
         return self._result

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import threading
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +20,7 @@ from k8sjob.environment import state_folder
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 from k8sjob.targets.jobs import names_kind
+from k8sjob.threads import start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -368,23 +367,9 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
 
 
 def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
-    """The result of a call, unless it takes too long; its thread is then left running.
-
-    Raises:
-        BackendError: it took too long, or what it raises.
-    """
-    done = Future[_Seen]()
-
-    def run() -> None:
-        try:
-            done.set_result(look())
-        except Exception as error:  # noqa: BLE001 - a thread would print it with its traceback
-            done.set_exception(error)
-
-    # A daemon, so that a hanging connection does not keep the command from ending.
-    threading.Thread(target=run, daemon=True).start()
+    """The result of a call; BackendError where it takes too long, or what the call raises."""
     try:
-        return done.result(timeout=seconds)
+        return start(look).result(seconds)
     except TimeoutError:
         raise BackendError(f"the cluster did not respond within {seconds:g} s") from None
 

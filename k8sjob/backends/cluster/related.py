@@ -6,9 +6,9 @@ cannot be read now, is left out.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ from k8sjob.kube.objects import (
     without_managed_fields,
 )
 from k8sjob.targets.jobs import references
+from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Job
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
@@ -48,6 +48,7 @@ _NO_NAMES: Final = frozenset({"", ".", ".."})
 _ADMITTED: Final = "status.admission.clusterQueue"
 _VISIBILITY: Final = "visibility.kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 10.0
+_AT_ONCE: Final = 8
 _METADATA_ONLY: Final = {"secrets": "Secret", "configmaps": "ConfigMap"}
 """Resources of which the contents stay with the server."""
 
@@ -84,15 +85,13 @@ class _Lookup:
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
     """The existing ones of these objects, each with its kind; see Backend.related."""
-    # All requests at once; those of _queue and _gang depend on each other, and are one task each.
-    with ThreadPoolExecutor(8) as pool:
-        users = pool.submit(_pods_with_devices, transport, snapshot)
-        queue = pool.submit(_queue, transport, snapshot.job)
-        answers = pool.map(lambda lookup: lookup.read(transport), _lookups(snapshot))
-        gang = pool.submit(_gang, transport, snapshot)
-        inits = pool.submit(_init_outputs, transport, snapshot)
-        beside = (*users.result(), *queue.result(), *gang.result(), *inits.result())
-        return (*(raw for answer in answers for raw in answer), *beside)
+    # All at once; the first ones are several requests each, which depend on each other.
+    readers = (_pods_with_devices, _queue, _gang, _init_outputs)
+    chains = [partial(read, transport, snapshot) for read in readers]
+    lookups = [partial(lookup.read, transport) for lookup in _lookups(snapshot)]
+    answers = run_parallel([*chains, *lookups], _AT_ONCE)
+    ordered = (*answers[len(chains) :], *answers[: len(chains)])
+    return tuple(raw for answer in ordered for raw in answer)
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
@@ -126,8 +125,9 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
         yield _Lookup("pods", controller.namespace, query=by_label)
 
 
-def _queue(transport: Transport, job: Job) -> list[Json]:
+def _queue(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """Its Workload in Kueue; of a suspended job also the queue, and who has the queue's quota."""
+    job = snapshot.job
     queue, namespace = job.labels.get(QUEUE), job.namespace
     if not queue:
         return []

@@ -10,7 +10,6 @@ import logging
 import re
 import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -30,6 +29,7 @@ from k8sjob.targets.jobs import KINDS, TARGETS, is_job, job_of, job_path
 from k8sjob.targets.workload.job import Workload
 from k8sjob.targets.workload.pods import controller_of
 from k8sjob.targets.workload.target import WorkloadTarget
+from k8sjob.threads import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -197,9 +197,11 @@ class Workloads:
                 if (uid := str(reference.get("uid", ""))) and uid not in owners:
                     kind = str(reference.get("apiVersion")), str(reference.get("kind"))
                     by_kind[kind][uid] = str(reference.get("name"))
-            with ThreadPoolExecutor(_READERS) as pool:
-                of_kind = partial(self._of_kind, namespace=namespace)
-                listed = list(pool.map(of_kind, by_kind, map(dict.values, by_kind.values())))
+            lists = [
+                partial(self._of_kind, kind, names.values(), namespace)
+                for kind, names in by_kind.items()
+            ]
+            listed = run_parallel(lists, _READERS)
             by_uid = {Object(raw).uid: raw for objects in listed for raw in objects}
             # One of the same name that was made later is another.
             level = {uid: by_uid[uid] for uids in by_kind.values() for uid in uids if uid in by_uid}
