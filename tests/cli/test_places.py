@@ -135,6 +135,7 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
 @pytest.fixture
 def away(tmp_path, monkeypatch):
     """The cluster that is configured cannot be reached; its URL."""
+    pytest.importorskip("kubernetes")
     with Apiserver().served() as server:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
     return server.url
@@ -390,7 +391,7 @@ from k8sjob.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit:
-    print({"urllib3", "http.client"} & set(sys.modules))
+    print({"kubernetes", "urllib3", "http.client"} & set(sys.modules))
 """
     config = "nothing" if arguments == ["list"] else "fake.kubeconfig"  # it asks where there is one
     env = {"K8SJOB_STATE": str(tmp_path / "state"), "KUBECONFIG": str(tmp_path / config)}

@@ -1,9 +1,10 @@
-"""The transport in Python: credentials that change, and what is asked again."""
+"""The transport over the Python client: credentials that change, and what is asked again."""
 
 import base64
 import json
 import ssl
 import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from serving import Server, hang_up
 
 from k8sjob.connections import proxy_for
+from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.client import credential_plugin
 from k8sjob.kube.client.kubeconfig import access
 from k8sjob.kube.client.python_client import PythonTransport
@@ -22,6 +24,12 @@ API = "client.authentication.k8s.io/v1"
 NODES = "/api/v1/nodes"
 DENIED = (401, {"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "no"})
 GOOD = (200, {"kind": "NodeList"})
+
+
+@pytest.fixture(autouse=True)
+def _without_the_package(monkeypatch):
+    """Importing it takes longer than most commands."""
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
 
 
 def run_by(*argv, **fields):
@@ -237,9 +245,20 @@ def test_certificates_and_passwords_of_the_kubeconfig(python, apiserver, certifi
         assert tokens(apiserver) == ["Basic YW5uOnA="]
 
 
-def test_an_auth_provider_is_left_to_kubectl(python):
-    with pytest.raises(ApiError, match="reads its auth-provider; add --client=kubectl"):
-        python({"auth-provider": {"name": "oidc", "config": {"id-token": "h.c.s"}}})
+def test_an_auth_provider_is_left_to_the_package(python, apiserver, monkeypatch):
+    claims = base64.urlsafe_b64encode(b'{"exp": 32503680000}').decode().rstrip("=")
+    token = f"h.{claims}.s"
+    user = {"auth-provider": {"name": "oidc", "config": {"id-token": token}}}
+    with pytest.raises(BackendError, match="client of Kubernetes is missing") as told:
+        python(user)
+    assert f"{install_step('cluster')}, or use --client=kubectl" in str(told.value)
+    monkeypatch.delitem(sys.modules, "kubernetes")
+    pytest.importorskip("kubernetes")
+    apiserver.on(GOOD)
+    python(user).request("GET", NODES)
+    assert tokens(apiserver) == [f"Bearer {token}"]
+    with pytest.raises(ApiError, match="cannot be used: its auth-provider gives no token"):
+        python({"auth-provider": {"name": "azure"}})
 
 
 class BehindProxy(Server):

@@ -1,6 +1,8 @@
 """Kubeconfig files: which cluster, as which user, and what can be wrong with them.
 
-Where KUBECONFIG is a list, the first value counts, as with kubectl.
+kubectl, and the Python client for an auth-provider, read the files themselves. Where KUBECONFIG is
+a list the first value counts, as with kubectl (the Python client takes the last current-context),
+so the context is always passed on by its name.
 """
 
 from __future__ import annotations

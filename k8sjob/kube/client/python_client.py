@@ -1,4 +1,8 @@
-"""The transport in Python, over http.client."""
+"""The transport in Python: the only module that imports the Python client, and late.
+
+To import the client takes longer than most commands, so only an `auth-provider` of the kubeconfig
+is left to it. What is used of it is alike in its releases 35 to 37.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob import environment
 from k8sjob.connections import Connections, basic, proxy_for
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
 from k8sjob.kube.client.transport import ApiError, body_of, lines, parsed_answer, refusal, skew_by
@@ -51,7 +55,8 @@ class PythonTransport:
     """A cluster over http.client; see Transport.
 
     Raises:
-        BackendError: the kubeconfig cannot be used, or a plugin returns no credentials.
+        BackendError: the kubeconfig cannot be used, a plugin returns no credentials, or the
+            `kubernetes` package is missing where it is necessary.
     """
 
     def __init__(self, access: Access) -> None:
@@ -215,13 +220,13 @@ class PythonTransport:
         """A session by the kubeconfig as it was read last; runs its plugin."""
         access, cluster, end = self._access, self._access.cluster, math.inf
         fields: dict[str, str] = {}
-        if access.user.get("auth-provider"):
-            raise access.unusable("only kubectl reads its auth-provider; add --client=kubectl")
         try:
             if access.user.get("exec"):
                 from k8sjob.kube.client.credential_plugin import plugin_credentials  # noqa: PLC0415 - tokens need none
 
                 fields, end = plugin_credentials(access)
+            elif access.user.get("auth-provider"):
+                fields = {"token": _provided_token(access)}
             # As with kubectl, what the kubeconfig itself has goes before what a program returns.
             user = fields | {name: value for name, value in access.user.items() if value}
             context = _tls_context(cluster, user) if access.server.startswith("https:") else None
@@ -232,6 +237,23 @@ class PythonTransport:
             return _Session(user if context else {}, connections, end)
         except (OSError, ValueError) as error:
             raise access.unusable(str(error)) from None
+
+
+def _provided_token(access: Access) -> str:
+    """The token of an `auth-provider`, which the `kubernetes` package renews after its end."""
+    try:
+        from kubernetes import client, config  # noqa: PLC0415 - 0.3 to 0.6 s
+    except ImportError as error:
+        raise BackendError(
+            f"the Python client of Kubernetes is missing ({error})",
+            f"{install_step('cluster')}, or use --client=kubectl",
+        ) from None
+    settings = client.Configuration()
+    try:
+        config.load_kube_config(access.kubeconfig, access.context, client_configuration=settings)
+        return str(settings.api_key["BearerToken"]).removeprefix("Bearer ")
+    except (config.ConfigException, AttributeError, ImportError, KeyError, TypeError) as error:
+        raise ValueError(f"its auth-provider gives no token: {error}") from None
 
 
 def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
