@@ -21,6 +21,7 @@ from turns import alternate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
 K8SJOB: Final = str(commands.BIN / "k8sjob")
 STEPS: Final = """\
@@ -46,6 +47,7 @@ replicas: {{workers: 1}}
 policy: {{suspend: true}}
 """
 WEIGHTS: Final = 256
+SOURCES: Final = 128
 DELAYS: Final = {"": 0.0, ", after 30 ms": 0.03}
 """The seconds that an apiserver takes for each answer, by what a row says of it."""
 
@@ -179,12 +181,27 @@ class Weights(push.Context):
     def edit(self) -> None:
         """Write the file anew."""
         super().edit()
-        with (self.folder / "weights.bin").open("wb") as file:
-            file.writelines(os.urandom(1 << 20) for _ in range(WEIGHTS))
+        with (self.folder / "large").open("wb") as file:
+            self.write(file)
+
+    def write(self, file: BinaryIO) -> None:
+        """Random bytes, which no program compresses."""
+        file.writelines(os.urandom(1 << 20) for _ in range(WEIGHTS))
+
+
+class Sources(Weights):
+    """The same with sources of Python, which are compressed and searched for credentials."""
+
+    def write(self, file: BinaryIO) -> None:
+        """The standard library, as often as it takes, after a line that differs."""
+        file.write(b"# %d\n" % self.edits)
+        files = itertools.cycle(sorted(Path(os.__file__).parent.rglob("*.py")))
+        while file.tell() < SOURCES << 20:
+            file.write(next(files).read_bytes())
 
 
 def pushes(folder: Path) -> Iterator[Row]:
-    """An edited line, nothing, and a large file, on a small base that both tools have."""
+    """An edited line, nothing, and large files, on a small base that both tools have."""
     from registries import LAYERS, Address, Layout
 
     if not shutil.which("docker-registry"):
@@ -211,8 +228,9 @@ def pushes(folder: Path) -> Iterator[Row]:
         edited, edited_name = runs["k8sjob"], "push, one line edited"
         yield Row(edited_name, edited, note, runs.get("buildah", []), "1.00")
         yield Row("push, nothing changed", runs["k8sjob, unchanged"], edited_name, edited, "0.30")
-        runs = timed(Weights, 3)
-        yield Row(f"push, {WEIGHTS} MiB", runs["k8sjob"], note, runs.get("buildah", []))
+        for name, kind in ((f"{WEIGHTS} MiB", Weights), (f"{SOURCES} MiB of sources", Sources)):
+            runs = timed(kind, 3)
+            yield Row(f"push, {name}", runs["k8sjob"], note, runs.get("buildah", []))
 
 
 ROWS: Final = {"run": run, "start": start, "submit": submit, "list": jobs, "push": pushes}
