@@ -292,6 +292,20 @@ def _url_of_proxy(proxy: str) -> SplitResult:
     )
 
 
+def tls_context(*, trusts_machine: bool = True) -> ssl.SSLContext:
+    """TLS settings that accept what kubectl and docker accept, with the machine's CAs or none."""
+    import ssl  # noqa: PLC0415 - servers without TLS need none
+
+    # From Python 3.13 on, ssl.create_default_context refuses a CA without a key identifier or a key
+    # usage, as some clusters and companies have it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["http/1.1"])
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the CA may be an intermediate one
+    if trusts_machine:
+        context.load_default_certs()
+    return context
+
+
 def basic(pair: str) -> str:
     """The value of a header for a user and a password, with a colon between them."""
     return f"Basic {base64.b64encode(pair.encode()).decode()}"

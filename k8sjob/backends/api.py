@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,6 +187,27 @@ class LogLine(NamedTuple):
         return datetime.fromisoformat(self.timestamp).timestamp()
 
 
+class LogOptions(TypedDict, total=False):
+    """Which of a replica's output is read; `tail` and `since` only save reading: more may come.
+
+    Attributes:
+        follow: wait for more until the job ends, also for a replica that has not started yet.
+        previous: only the attempt before the last one.
+        tail: how many of the last lines are wanted; not together with `follow`.
+        since: what was written from this moment on is wanted (with a time zone).
+        stop: set from another thread to end the iteration within a second.
+        pods: the Pods by replica, where they were just read, which saves reading them again; not
+            together with `follow`.
+    """
+
+    follow: bool
+    previous: bool
+    tail: int | None
+    since: datetime | None
+    stop: Event | None
+    pods: Mapping[str, Json] | None
+
+
 class Backend(Protocol):
     """A place where jobs run. Errors: JobNotFound, JobExists, BackendError."""
 
@@ -208,33 +229,8 @@ class Backend(Protocol):
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change; ends when the job is gone, or `stop` is set."""
 
-    def logs(
-        self,
-        ref: JobRef,
-        replica: str,
-        *,
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-        since: datetime | None = None,
-        stop: Event | None = None,
-        pods: Mapping[str, Json] | None = None,
-    ) -> Iterator[LogLine]:
-        """A replica's output from its beginning, over all attempts; with follow until the job ends.
-
-        `tail` and `since` only save reading: more may come.
-
-        Args:
-            ref: the job.
-            replica: "master-0", "worker-2".
-            follow: wait for more, also for a replica that has not started yet.
-            previous: only the attempt before the last one.
-            tail: how many of the last lines are wanted; not together with `follow`.
-            since: what was written from this moment on is wanted (with a time zone).
-            stop: set from another thread to end the iteration within a second.
-            pods: the Pods by replica, where they were just read, which saves reading them again;
-                not together with `follow`.
-        """
+    def logs(self, ref: JobRef, replica: str, **how: Unpack[LogOptions]) -> Iterator[LogLine]:
+        """The output of a replica ("worker-2") from its beginning, over all attempts."""
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:
         """Other objects than the job's own that show why it does not run; only for `why`.

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
-    from k8sjob.backends.api import Backend
+    from k8sjob.backends.api import Backend, LogOptions
     from k8sjob.kube.objects import Json
 
     Findings = Sequence[Json]
@@ -498,21 +498,10 @@ class RecordBackend:
         if not job.state()[0].finished:
             raise BackendError(f"{self.path} is the record of a job that had not ended")
 
-    def logs(
-        self,
-        ref: JobRef,  # noqa: ARG002 - the Protocol's
-        replica: str,
-        *,
-        follow: bool = False,  # noqa: ARG002 - a record does not grow
-        previous: bool = False,
-        tail: int | None = None,
-        since: datetime | None = None,  # noqa: ARG002 - files are read at once
-        stop: Event | None = None,  # noqa: ARG002 - the Protocol's
-        pods: Mapping[str, Json] | None = None,  # noqa: ARG002 - the Protocol's
-    ) -> Iterator[LogLine]:
+    def logs(self, ref: JobRef, replica: str, **how: Unpack[LogOptions]) -> Iterator[LogLine]:  # noqa: ARG002 - the Protocol's
         """The recorded output of a replica; see Backend. K8sJobError where it is damaged."""
-        if not previous:
-            return self._lines(replica, tail)
+        if not how.get("previous"):
+            return self._lines(replica, how.get("tail"))
         attempts = sorted({line.attempt for line in self._lines(replica)})
         if len(attempts) < 2:
             raise BackendError(f"{replica} was started only once; omit --previous")

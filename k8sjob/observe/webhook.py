@@ -9,7 +9,7 @@ from contextlib import suppress
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.connections import Connections, proxy_for
+from k8sjob.connections import Connections, proxy_for, tls_context
 from k8sjob.environment import variables
 from k8sjob.errors import K8sJobError
 from k8sjob.image.registry import http_client
@@ -60,7 +60,7 @@ class Webhook:
         if not host or not (scheme == "https" or is_here):
             raise K8sJobError("the webhook's URL must begin with https://, and name a host")
         self._target, self._host, self._failed = http_client.target_of(url), host, failed
-        context = None if is_here else http_client.tls_context()
+        context = None if is_here else tls_context()
         proxy = proxy_for(url, variables())
         try:
             self._connections = Connections(f"{scheme}://{host}", context, proxy=proxy)

@@ -512,6 +512,11 @@ class Target(Protocol):
         return {**shape("about"), "spec": shape(self.kind)}
 
     @property
+    def child_name(self) -> str:
+        """The suffix of the last name in `levels`; empty: there is none."""
+        return self.levels[-1].suffix if self.levels else ""
+
+    @property
     def kueue_framework(self) -> str:
         """Its name in integrations.frameworks of Kueue's settings: "batch/job"."""
         return f"{self.api_version.partition('/')[0]}/{self.kind.lower()}"

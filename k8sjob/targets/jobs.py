@@ -134,7 +134,7 @@ def made_of(job: Job, objects: Iterable[Json]) -> list[Json]:
 
 def with_child(job: Job, objects: Iterable[Json]) -> Job:
     """The job with its `child`, where that is among these objects; see made_of."""
-    name = f"{job.name}{job.target.levels[-1].suffix}" if job.target.levels else ""
+    name = f"{job.name}{job.target.child_name}" if job.target.levels else ""
     children = (item for item in made_of(job, objects) if Object(item).name == name)
     return replace(job, child=next(children, None))
 

@@ -135,7 +135,6 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
 @pytest.fixture
 def away(tmp_path, monkeypatch):
     """The cluster that is configured cannot be reached; its URL."""
-    pytest.importorskip("kubernetes")
     with Apiserver().served() as server:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
     return server.url

@@ -136,16 +136,6 @@ def test_a_result_of_this_machine(local, tmp_path):
     assert "worker-0" in page
 
 
-def test_a_success_with_a_loss_of_nan_has_its_reason(local, tmp_path):
-    events = [Event("progress", {"epoch": 0, "step": step, "loss": math.nan}) for step in (1, 2)]
-    code = f"print({chr(10).join(event.encode() for event in events)!r})"
-    spec = JobSpec(name="job", image="r/x:1", run={"command": ["python", "-c", code]})
-    result = run(spec, folder=tmp_path, backend=local, view=lambda _: None)
-    assert result.state is JobState.SUCCEEDED
-    assert "the loss has been nan" in result.why[0].message
-    assert result.why[0].message in result._repr_html_()
-
-
 def test_output_that_the_terminal_cannot_show_ends_nothing(local, tmp_path, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)

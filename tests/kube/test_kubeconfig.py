@@ -133,31 +133,34 @@ def test_the_users_own_file(write, tmp_path):
 
 @pytest.fixture
 def pod(write, tmp_path, monkeypatch):
-    """A pod's service account: where it is, for `access` and `configured`."""
+    """A pod's service account."""
     account = tmp_path / "serviceaccount"
     account.mkdir()
     for name, content in {"token": "t", "namespace": "mine\n", "ca.crt": "c"}.items():
         (account / name).write_text(content)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    return {"service_account": account}
+    monkeypatch.setattr("k8sjob.kube.client.kubeconfig.SERVICE_ACCOUNT", account)
 
 
-def test_in_a_pod_its_own_cluster_is_meant(pod):
-    way = access(**pod)
+@pytest.mark.usefixtures("pod")
+def test_in_a_pod_its_own_cluster_is_meant():
+    way = access()
     assert (way.context, way.server) == ("in-cluster", "https://10.96.0.1:443")
     assert way.namespace == "mine"
-    assert access(namespace="other", **pod).namespace == "other"
-    assert configured(**pod)
+    assert access(namespace="other").namespace == "other"
+    assert configured()
 
 
-def test_in_a_pod_a_kubeconfig_comes_first(pod, write):
+@pytest.mark.usefixtures("pod")
+def test_in_a_pod_a_kubeconfig_comes_first(write):
     write(config())
-    assert access(**pod).context == "one"
+    assert access().context == "one"
 
 
-def test_in_a_pod_what_is_requested_must_be_there(pod, tmp_path):
+@pytest.mark.usefixtures("pod")
+def test_in_a_pod_what_is_requested_must_be_there(tmp_path):
     with pytest.raises(BackendError, match="nowhere"):
-        access(kubeconfig=tmp_path / "nowhere", **pod)
+        access(kubeconfig=tmp_path / "nowhere")
     with pytest.raises(BackendError, match="no cluster is configured"):
-        access("prod", **pod)
+        access("prod")

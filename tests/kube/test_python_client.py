@@ -93,7 +93,8 @@ def test_a_token_of_a_pod_is_read_again(python, apiserver, certificate, tmp_path
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     for name, value in zip(("HOST", "PORT"), apiserver.host.split(":"), strict=True):
         monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
-    there = PythonTransport(access(service_account=tmp_path))
+    monkeypatch.setattr("k8sjob.kube.client.kubeconfig.SERVICE_ACCOUNT", tmp_path)
+    there = PythonTransport(access())
     apiserver.on(GOOD)
     there.request("GET", NODES)
     (tmp_path / "token").write_text("second-token\n")

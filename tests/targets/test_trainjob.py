@@ -113,11 +113,6 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
             "5 Pods with 2 ranks each, but WORLD_SIZE is 4",
         ),
         (
-            {"overlay": {"spec": {"trainer": {"numProcPerNode": 3}}}},
-            "overlay.spec.trainer",
-            "2 Pods with 3 ranks each, but WORLD_SIZE is 4",
-        ),
-        (
             {"target": "jobset", "overlay": {"spec": {"network": {"subdomain": "other"}}}},
             "overlay.spec.network",
             "no Pod has the name .*, which is MASTER_ADDR",
@@ -133,27 +128,12 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
             "overlay.runtime.spec.template.spec.replicatedJobs[0]",
             "'loader' is another replicated Job",
         ),
-        (
-            {"target": "jobset", "overlay": {"spec": LOADER}},
-            "overlay.spec.replicatedJobs[0]",
-            "all Pods of the job are those of 'node'",
-        ),
         ({"run": {"command": ["tune", "run"]}}, "run.command", "Trainer rewrites `tune run`"),
         ({"target": "jobset", "overlay": {"runtime": {}}}, "overlay.runtime", "a TrainJob's"),
-        (
-            {"target": "job", "overlay": {"spec": {"completions": 3}}},
-            "overlay.spec.completions",
-            "3 Pods with 2 ranks each, but WORLD_SIZE is 4",
-        ),
         (
             {"target": "job", "overlay": {"spec": {"parallelism": 1}}},
             "overlay.spec.parallelism",
             "1 of 2 Pods at a time",
-        ),
-        (
-            {"target": "jobset", "overlay": {"spec": TWICE}},
-            "overlay.spec.replicatedJobs[0].replicas",
-            "2 Jobs of 2 Pods",
         ),
         (
             {"overlay": {"runtime": {"spec": {"template": {"spec": TWICE}}}}},

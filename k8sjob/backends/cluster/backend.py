@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -37,10 +37,9 @@ from k8sjob.threads import Ahead, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from datetime import datetime
     from threading import Event
 
-    from k8sjob.backends.api import LogLine
+    from k8sjob.backends.api import LogLine, LogOptions
     from k8sjob.backends.cluster.instances import JobPods
     from k8sjob.backends.cluster.workloads import Workloads
     from k8sjob.kube.client.listwatch import CollectionChange
@@ -325,18 +324,7 @@ class ClusterBackend(Creation):
 
         return merged([changes(target) for target in TARGETS], stop=stop)
 
-    def logs(
-        self,
-        ref: JobRef,
-        replica: str,
-        *,
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-        since: datetime | None = None,
-        stop: Event | None = None,
-        pods: Mapping[str, Json] | None = None,
-    ) -> Iterator[LogLine]:
+    def logs(self, ref: JobRef, replica: str, **how: Unpack[LogOptions]) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs."""
         from k8sjob.backends.cluster.instances import JobPods  # noqa: PLC0415 - the same
         from k8sjob.backends.cluster.logs import replica_logs  # noqa: PLC0415 - few commands do
@@ -352,6 +340,7 @@ class ClusterBackend(Creation):
                 return True
 
         newest = (lambda: {Object(pod).name: pod for pod in workload().pods}) if workload else None
+        pods = how.get("pods")
         if pods is None:
             # Shared by the readers of all replicas, and gone with the last of them.
             latest = self._pods.setdefault(
@@ -359,9 +348,7 @@ class ClusterBackend(Creation):
             )
         else:
             latest = JobPods(self.transport, ref, newest=lambda: pods)
-        return replica_logs(
-            latest, replica, follow=follow, previous=previous, tail=tail, since=since, stop=stop
-        )
+        return replica_logs(latest, replica, **how)
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:
         """Other objects than the job's own; see Backend.related."""

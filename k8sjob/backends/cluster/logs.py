@@ -14,7 +14,7 @@ import time
 from collections import deque
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError
@@ -25,6 +25,7 @@ from k8sjob.kube.objects import moment
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    from k8sjob.backends.api import LogOptions
     from k8sjob.backends.cluster.instances import Instance, JobPods
 
 _NOT_THERE: Final = frozenset({400, 404})
@@ -35,29 +36,22 @@ _STEADY_SECONDS: Final = 5.0
 _POD_GONE: Final = "its pod is gone, and its output with it"
 
 
-def replica_logs(
-    pods: JobPods,
-    replica: str,
-    *,
-    follow: bool = False,
-    previous: bool = False,
-    tail: int | None = None,
-    since: datetime | None = None,
-    stop: threading.Event | None = None,
-) -> Iterator[LogLine]:
+def replica_logs(job_pods: JobPods, replica: str, **how: Unpack[LogOptions]) -> Iterator[LogLine]:
     """A replica's output, as far as its node still has it; see Backend.logs.
 
-    `pods` is shared with the readers of the job's other replicas.
+    `job_pods` is shared with the readers of the job's other replicas.
 
     Raises:
         ApiError: the output may not be read, or no apiserver answers for minutes.
         BackendError: `previous`, and there is no output of an earlier attempt.
     """
-    stop = stop or threading.Event()
-    output = _Output(pods, replica, since, stop)
-    if follow:
-        return _Follower(output, pods, stop).lines()
-    return _previous(output, pods) if previous else _present(output, pods, tail)
+    stop = how.get("stop") or threading.Event()
+    output = _Output(job_pods, replica, how.get("since"), stop)
+    if how.get("follow"):
+        return _Follower(output, job_pods, stop).lines()
+    if how.get("previous"):
+        return _previous(output, job_pods)
+    return _present(output, job_pods, how.get("tail"))
 
 
 def _present(output: _Output, pods: JobPods, tail: int | None) -> Iterator[LogLine]:

@@ -14,8 +14,10 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from threading import Event
+from typing import TYPE_CHECKING, Final, Unpack
 
 from k8sjob.backends.api import LOCAL, JobRef, Launched, Snapshot
 from k8sjob.backends.local.logfiles import attempts, follow_lines, read, read_last
@@ -38,10 +40,9 @@ from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.lifecycle import is_expired
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from threading import Event
+    from collections.abc import Callable, Iterator
 
-    from k8sjob.backends.api import LogLine, Plan
+    from k8sjob.backends.api import LogLine, LogOptions, Plan
     from k8sjob.kube.objects import Json
 
 _SUPERVISOR: Final = f"{__package__}.supervisor"
@@ -228,24 +229,13 @@ class LocalBackend:
                     yield snapshot
                 time.sleep(POLL_SECONDS)
 
-    def logs(
-        self,
-        ref: JobRef,
-        replica: str,
-        *,
-        follow: bool = False,
-        previous: bool = False,
-        tail: int | None = None,
-        since: datetime | None = None,  # noqa: ARG002 - files of this machine are read at once
-        stop: Event | None = None,
-        pods: Mapping[str, Json] | None = None,  # noqa: ARG002 - a cluster's
-    ) -> Iterator[LogLine]:
+    def logs(self, ref: JobRef, replica: str, **how: Unpack[LogOptions]) -> Iterator[LogLine]:
         """A replica's output; see Backend.logs. BackendError without an attempt before the last."""
         folder = self.folder(ref)
         if not folder.state.exists():
             raise JobNotFound(f"{ref} is gone; `k8sjob list` shows the existing jobs")
         logs = folder.replica(replica) / "logs"
-        if previous:
+        if how.get("previous"):
             earlier = attempts(logs)[:-1]
             if not earlier:
                 raise BackendError(
@@ -253,13 +243,13 @@ class LocalBackend:
                     " has the earlier starts of its processes; omit --previous"
                 )
             return read(logs, replica, earlier[-1])
-        if tail is not None and not follow:
-            return iter(read_last(logs, replica, tail))
-        if not follow:
+        tail, stop = how.get("tail"), how.get("stop") or Event()
+        if not how.get("follow"):
+            if tail is not None:
+                return iter(read_last(logs, replica, tail))
             return (line for number in attempts(logs) for line in read(logs, replica, number))
-        latest = LatestState(folder)
-        stopped = stop.is_set if stop else lambda: False
-        return follow_lines(logs, replica, ended=lambda: latest.is_silent(replica), stopped=stopped)
+        ended = partial(LatestState(folder).is_silent, replica)
+        return follow_lines(logs, replica, ended=ended, stopped=stop.is_set)
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:  # noqa: ARG002 - the Protocol's
         """Nothing: on this machine everything about a job is in its own objects."""

@@ -22,7 +22,7 @@ from string import punctuation
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from k8sjob.connections import Connections, proxy_for
+from k8sjob.connections import Connections, proxy_for, tls_context
 from k8sjob.contract import __version__
 from k8sjob.environment import home, variables
 from k8sjob.errors import ImageError, redacted
@@ -308,17 +308,8 @@ def _cert_folders(host: str) -> list[Path]:
     return [path for folder in folders if os.path.isdir(path := folder / host)]  # noqa: PTH112 - see above
 
 
-def tls_context() -> ssl.SSLContext:
-    """The machine's certificates, or SSL_CERT_FILE's."""
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    # Set from Python 3.13 on: it refuses CAs of companies that docker and containerd accept.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context
-
-
 def _tls_of_registry(host: str) -> ssl.SSLContext:
-    """The same with the certificates kept for a registry."""
+    """The machine's certificates, or SSL_CERT_FILE's, and those kept for a registry."""
     context = tls_context()
     for file in (path for folder in _cert_folders(host) for path in sorted(folder.glob("*"))):
         try:

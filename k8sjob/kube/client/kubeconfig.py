@@ -134,11 +134,9 @@ class Access:
         )
 
 
-def configured(
-    kubeconfig: str | Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
-) -> bool:
+def configured() -> bool:
     """Whether there is a kubeconfig or a service account; reads no kubeconfig."""
-    return any(path.is_file() for path in _paths(kubeconfig)) or bool(_of_pod(service_account))
+    return any(path.is_file() for path in _paths(None)) or bool(_of_pod())
 
 
 def contexts(kubeconfig: str | Path | None = None) -> list[str]:
@@ -164,7 +162,6 @@ def access(
     namespace: str | None = None,
     *,
     plugins: bool = True,
-    service_account: Path = SERVICE_ACCOUNT,
 ) -> Access:
     """The access to the cluster that is meant.
 
@@ -173,14 +170,13 @@ def access(
         kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
         namespace: None: that of the context.
         plugins: False: refuse a context whose credentials come from a program.
-        service_account: where a pod has its own.
 
     Raises:
         BackendError: no cluster is configured, there is no such context, or a file is invalid.
     """
     files, config = _read(kubeconfig)
     # As with kubectl, a kubeconfig goes before the account of the Pod.
-    pod_access = None if files or context or kubeconfig else _of_pod(service_account, namespace)
+    pod_access = None if files or context or kubeconfig else _of_pod(namespace)
     if pod_access is not None:
         return pod_access
     if not files:
@@ -262,19 +258,19 @@ def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
     return tuple((name, str(value)) for name, value in headers if value)
 
 
-def _of_pod(service_account: Path, namespace: str | None = None) -> Access | None:
+def _of_pod(namespace: str | None = None) -> Access | None:
     """The account of the pod that this runs in; None outside one."""
-    if (address := environment.api_server()) is None or not (service_account / "token").is_file():
+    if (address := environment.api_server()) is None or not (SERVICE_ACCOUNT / "token").is_file():
         return None
     host, port = address
-    file = service_account / "namespace"
+    file = SERVICE_ACCOUNT / "namespace"
     return Access(
         context=IN_CLUSTER,
         # In a cluster with IPv6 the host is an address with colons, which a URL has in brackets.
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
         namespace=namespace or (file.read_text().strip() if file.is_file() else "default"),
-        cluster={"certificate-authority": str(service_account / "ca.crt")},
-        user={"tokenFile": str(service_account / "token")},
+        cluster={"certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")},
+        user={"tokenFile": str(SERVICE_ACCOUNT / "token")},
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob import environment
-from k8sjob.connections import Connections, basic, proxy_for
+from k8sjob.connections import Connections, basic, proxy_for, tls_context
 from k8sjob.errors import BackendError, install_step
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client import kubeconfig
@@ -269,14 +269,10 @@ def _authorization(user: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tls_context(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
-    """The TLS settings; certificates are accepted that kubectl accepts."""
-    # From Python 3.13 on, ssl.create_default_context refuses a CA without a key identifier or a key
-    # usage, as some providers' clusters and private CAs have it.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["http/1.1"])
+    """The TLS settings of a cluster and a user."""
+    context = tls_context(trusts_machine=False)
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the CA may be an intermediate one
     with ExitStack() as stack:
         if data := cluster.get("certificate-authority-data"):
             # Python's ssl takes no text but ASCII, and comments may have other characters.

@@ -185,8 +185,6 @@ def body_of(pieces: Iterable[bytes], seconds: float = ANSWER_SECONDS) -> bytes:
 MAX_LINE: Final = 16 * 2**20
 """Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
 a progress bar that never ends its line is."""
-_ENDLESS: Final = MAX_LINE * 16
-"""Bytes of a line after which it counts as ended: a progress bar of days has more."""
 
 
 class PartialLine:
@@ -196,12 +194,11 @@ class PartialLine:
         self._kept = bytearray()
         self._left_out = 0
 
-    def add(self, piece: bytes) -> bool:
-        """Append a piece without a newline; false where no end is expected any more."""
+    def add(self, piece: bytes) -> None:
+        """Append a piece without a newline."""
         room = MAX_LINE - len(self._kept)
         self._kept += piece[:room]
         self._left_out += max(len(piece) - room, 0)
-        return self._left_out <= _ENDLESS
 
     def take(self) -> bytes:
         """The line so far, with a note if part of it was left out; starts the next line."""
@@ -223,7 +220,6 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             yield line.take() + b"\n"
             for whole in ends[1:]:
                 yield whole + b"\n"
-        if not line.add(begin):
-            yield line.take() + b"\n"
+        line.add(begin)
     if last_line := line.take():
         yield last_line

@@ -42,11 +42,6 @@ class Indexed(Job):
     """The fields of the spec on whose change the controller acts."""
 
     @property
-    def child_name(self) -> str:
-        """The suffix of its Indexed Job's name; empty if the object is one itself."""
-        return self.target.levels[-1].suffix if self.target.levels else ""
-
-    @property
     def job_spec(self) -> Json:
         """The spec of its Indexed Job."""
         return self.at(*self._job_path) or {}
@@ -54,9 +49,13 @@ class Indexed(Job):
     @property
     def _job_path(self) -> tuple[str | int, ...]:
         """Where that is: the replicated Job `node`, or else the first one."""
-        jobs_at = self.job_at[:-3]
-        names = [part.get("name") for part in (self.at(*jobs_at) or () if self.child_name else ())]
+        names, jobs_at = [part.get("name") for part in self.replicated], self.job_at[:-3]
         return (*jobs_at, names.index(NODE), *self.job_at[-2:]) if NODE in names else self.job_at
+
+    @property
+    def replicated(self) -> list[Json]:
+        """The replicated Jobs of a set; none: the object is a Job itself."""
+        return (self.at(*self.job_at[:-3]) or []) if self.target.child_name else []
 
     @property
     def nodes(self) -> int:
@@ -70,12 +69,11 @@ class Indexed(Job):
         Others' sets may have several Jobs, and Trainer's have initializers beside the nodes. Their
         Pods have no ranks that k8sjob knows, so they are called as the Job controller calls them.
         """
-        parts = self.at(*self.job_at[:-3]) or () if self.child_name else ()
-        copies = [(str(part.get("name")), part.get("replicas", 1)) for part in parts]
+        copies = [(str(part.get("name")), part.get("replicas", 1)) for part in self.replicated]
         groups = [group for group, count in copies if count > 0]
         if sum(count for _, count in copies if count > 0) == 1:
             return f"-{groups[0]}-0"
-        return self.child_name if NODE in groups or not groups else None
+        return self.target.child_name if NODE in groups or not groups else None
 
     def _has_job(self, suffix: str) -> bool:
         """Whether one of its Jobs has a name with this suffix after the job's."""
@@ -89,7 +87,7 @@ class Indexed(Job):
     @property
     def _asked(self) -> int:
         """The Pods that _counted counts."""
-        of_one = not self.child_name or self.child is not None
+        of_one = not self.target.child_name or self.child is not None
         return self.nodes if of_one else sum(role.count for role in self.replicas)
 
     @property
@@ -100,7 +98,7 @@ class Indexed(Job):
         or any is there (calculateReplicatedJobStatuses of JobSet).
         """
         status = self.status
-        if not self.child_name:
+        if not self.target.child_name:
             return status
         if self.child is not None:
             return Object(self.child).status
@@ -133,7 +131,7 @@ class Indexed(Job):
             spec, path = self.job_spec, self._job_path
             roles = {Role.MASTER: 1, Role.WORKER: self.nodes - 1}
             replicas += (of(role, count, spec, path) for role, count in roles.items() if count)
-        for at, part in enumerate(self.at(*self.job_at[:-3]) or ()) if self.child_name else ():
+        for at, part in enumerate(self.replicated):
             group, path = str(part.get("name")), (*self.job_at[:-3], at, "template", "spec")
             first = int(ranked == f"-{group}-0")
             if (copies := part.get("replicas", 1) - first) > 0:
@@ -251,7 +249,7 @@ class Indexed(Job):
 
     def has_below(self, kind: str, name: str) -> bool:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""
-        below = bool(self.child_name) and kind == "Job" and name.startswith(f"{self.name}-")
+        below = bool(self.target.child_name) and kind == "Job" and name.startswith(f"{self.name}-")
         below = below and self._has_job(name.removeprefix(self.name))
         return below or super().has_below(kind, name)
 

@@ -56,11 +56,6 @@ class IndexedTarget(Target):
         """The job from its Job.document, or from its object alone."""
         return self.job_type.of(self, document)
 
-    @property
-    def child_name(self) -> str:
-        """The suffix of its Indexed Job's name; empty if the object is one itself."""
-        return self.levels[-1].suffix if self.levels else ""
-
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that need differing replicas or an operator, and a name that is too long."""
         longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
@@ -182,7 +177,7 @@ class IndexedTarget(Target):
             if (count := spec.get(key, 1)) < 1:
                 yield invalid((*job_at, key), f"{count} Pods cannot train", "use 1 or more")
         yield from _policy_problems(spec, job_at)
-        jobs = job.at(*job_at[:-3]) if self.child_name else []
+        jobs = job.replicated
         master = job.variable("MASTER_ADDR")
         domain = master.partition(".")[2]
         network = (job.at(*job_at[:-4], "network") if jobs and domain else {}) or {}

@@ -418,12 +418,6 @@ def test_pages_that_are_too_old_are_read_at_once(backend, script, listed, error)
     assert "limit" not in script.of("GET")[2]
 
 
-def test_jobs_of_all_namespaces(backend, script, listed):
-    everywhere = "/apis/kubeflow.org/v1/pytorchjobs"
-    script.on("GET", everywhere, listed(1, job(), job("two", "2", namespace="other")))
-    assert len(backend.jobs(all_namespaces=True)) == 2
-
-
 def test_a_snapshot_in_its_order_and_without_what_belongs_to_others(backend, there, listed):
     mine = [pod("worker", 10), pod("worker", 2), pod("master", 0)]
     there.on("GET", PODS, listed(1, *mine, pod("worker", 1, owner="uid-before")))
@@ -665,13 +659,6 @@ def test_a_job_is_resumed_when_the_last_of_its_old_pods_is_gone(backend, there, 
     there.on("GET", PODS, listed(1, pod("master", 0)), listed(2, pod("master", 0)), listed(3))
     backend.suspend(JobRef("one", "team"), value=False)
     assert [method for method, *_ in there.asked] == ["GET", "GET", "GET", "GET", "PATCH"]
-
-
-@pytest.mark.parametrize("done", ["Succeeded", "Failed"])
-def test_a_job_that_has_ended_is_not_suspended(backend, there, done):
-    there.on("GET", ONE, job(done=done))
-    with pytest.raises(BackendError, match="has ended and cannot be suspended"):
-        backend.suspend(JobRef("one", "team"), value=True)
 
 
 @pytest.mark.parametrize(("value", "verb"), [(True, "suspended"), (False, "resumed")])

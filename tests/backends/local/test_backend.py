@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -111,6 +110,8 @@ def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
         backend.create(make_plan(FOR_EVER))
     backend.stop(ref, now=True)
     wait.end(ref)
+    with pytest.raises(BackendError, match="has ended and cannot be resumed"):
+        backend.suspend(ref, value=False)
     again = backend.create(make_plan("pass"))
     assert again.uid != ref.uid
     wait.end(again)
@@ -191,33 +192,6 @@ def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_po
     assert not alive(pid)
 
 
-def test_suspend_and_resume(backend, wait, make_plan):
-    script = """
-    import signal, sys, time
-    def stop(*_): print("saved", flush=True); sys.exit(143)
-    signal.signal(signal.SIGTERM, stop)
-    print("here", flush=True); time.sleep(100)
-    """
-    ref = backend.create(make_plan(textwrap.dedent(script)))
-    for replica in ("master-0", "worker-0"):
-        wait.text(ref, "here", replica)
-    started = job_status(backend.snapshot(ref)).started
-    backend.suspend(ref, value=True)
-    wait.until(lambda: not backend.snapshot(ref).pods)
-    assert job_status(backend.snapshot(ref)).state is JobState.SUSPENDED
-    assert "saved" in wait.lines(ref)
-    time.sleep(1)
-    backend.suspend(ref, value=False)
-    wait.until(lambda: wait.lines(ref).count("here") == 2)
-    status = job_status(backend.snapshot(ref))
-    assert status.state is JobState.RUNNING
-    assert status.started > started
-    backend.stop(ref, now=True)
-    wait.end(ref)
-    with pytest.raises(BackendError, match="has ended and cannot be resumed"):
-        backend.suspend(ref, value=False)
-
-
 def test_stop_gives_the_replicas_their_grace_and_reports_how_they_ended(backend, wait, make_plan):
     script = """
     import signal, sys, time
@@ -274,20 +248,6 @@ def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, 
     with pytest.raises(JobNotFound):
         backend.find("job")
     assert not list((state / "jobs").iterdir())
-
-
-def test_delete_keeps_checkpoints_by_default(backend, finished, make_plan):
-    save = "import os, pathlib; pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'], 'one').touch()"
-    options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
-    kept, shared, later = (finished(make_plan(save + end, **options)) for end in ("", ";1/0", ""))
-    folders = [backend.checkpoints(ref) for ref in (kept, shared, later)]
-    assert folders[0] != folders[1] == folders[2]
-    backend.delete(kept)
-    backend.delete(shared, checkpoints=True)  # the run that resumed them uses them
-    assert all(folder.joinpath("one").exists() for folder in folders)
-    backend.delete(later, checkpoints=True)
-    assert folders[0].exists()
-    assert not folders[1].exists()
 
 
 def test_large_copies_go_when_the_job_has_ended_and_outputs_stay(backend, finished, make_plan):
@@ -508,24 +468,6 @@ def test_checkpoints_in_a_folder_of_the_users_own_are_resumed_and_never_emptied(
 def test_a_job_without_checkpoints_cannot_resume_any(make_plan, state):
     with pytest.raises(BackendError, match="the job has no `checkpoint`"):
         LocalBackend(state, resume="10000000").create(make_plan("pass", workers=0))
-
-
-def test_output_that_does_not_fit_on_the_disk_is_counted_and_ends_no_job(
-    backend, finished, make_plan, full_disk
-):
-    script = "for i in range(900): print('x' * 4000)"
-    with full_disk(1 << 20):
-        ref = finished(make_plan(script, workers=0))
-    snapshot = backend.snapshot(ref)
-    assert job_status(snapshot).state is JobState.SUCCEEDED
-    shown = list(backend.logs(ref, "master-0"))
-    lines, notes = ([line.text for line in shown if line.gap is gap] for gap in (False, True))
-    assert set(lines) == {"x" * 4000}
-    # A later, shorter piece of the output may fit again.
-    form = r"output is missing here: (\d+) lines?, [\d,]+ bytes \(File too large\)"
-    missing = [int(re.fullmatch(form, note)[1]) for note in notes]
-    assert missing
-    assert sum(missing) + len(lines) == 900
 
 
 def test_a_state_that_cannot_be_written_is_tried_again(backend, wait, make_plan):

@@ -4,7 +4,7 @@ import stat
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,22 +188,6 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
     assert folder.asked() == {"delete": {}}
 
 
-def test_the_lock_is_for_one_at_a_time(store):
-    order = []
-
-    def other():
-        with store.locked():
-            order.append("other")
-
-    with store.locked():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join(0.2)
-        order.append("first")
-    thread.join(60)
-    assert order == ["first", "other"]
-
-
 def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store, full_disk):
     with (
         full_disk(100_000),  # less than the ballast
@@ -223,13 +207,6 @@ def sleeper():
     yield process
     process.kill()
     process.wait()
-
-
-def test_this_process_is_alive_and_comes_back_from_json():
-    me = Identity.of(os.getpid())
-    assert me.alive
-    assert me.here
-    assert Identity(**asdict(me)) == me
 
 
 def test_a_process_that_agrees_in_all_is_killed(sleeper):
