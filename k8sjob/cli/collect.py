@@ -69,8 +69,6 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
         raise K8sJobError(
             f"--notify-on has no effect without a webhook; set {WEBHOOK_URL} to its URL"
         )
-    # The URL of a webhook is its password.
-    webhook = Webhook(url, lambda reason: warn(redacted(reason))) if url else None
     records: Records | StoredRecords
     if into is None:
         records = Records(max_records or 10_000, (max_size or 50) * _GIB)
@@ -82,6 +80,8 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
         records = StoredRecords(into)
         # A missing right shows now, and not hours later at the end of the first job.
         records.check()
+    # The URL of a webhook is its password.
+    webhook = Webhook(url, records, lambda reason: warn(redacted(reason))) if url else None
     backend = place.connect()
     stop = threading.Event()
     changes = backend.watch_jobs(stop=stop, all_namespaces=place.all_namespaces, selector=labels)

@@ -111,8 +111,8 @@ class Collector:
         looks.start()
         try:
             if self._webhook is not None:
-                for name, message in self._records.messages().items():
-                    self._queue(self._webhook, name, message)
+                for kept in self._records.messages().items():
+                    self._webhook.send(*kept)
             for change in changes:
                 self._changed(change)
         finally:
@@ -229,20 +229,7 @@ class Collector:
         # Marked before it is sent, so that none is ever sent twice; kept, so that a collector that
         # ends meanwhile sends it at its next start.
         if self._records.mark(ref, occasion):
-            name, message = f"{ref.uid}.{occasion}", f"{ref} {text}"
-            self._keep(name, message)
-            self._queue(self._webhook, name, message)
-
-    def _queue(self, webhook: Webhook, name: str, message: str) -> None:
-        webhook.send(
-            message,
-            keep=lambda: self._keep(name, message),
-            drop=lambda: self._records.drop_message(name),
-        )
-
-    def _keep(self, name: str, message: str) -> None:
-        with suppress(StorageError, OSError):  # it is then lost if this process ends before
-            self._records.keep_message(name, message)
+            self._webhook.send(f"{ref.uid}.{occasion}", f"{ref} {text}")
 
 
 def _part(text: str) -> str:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.connections import Connections, proxy_for, tls_context
 from k8sjob.environment import variables
-from k8sjob.errors import K8sJobError
+from k8sjob.errors import K8sJobError, StorageError
 from k8sjob.image.registry import http_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from k8sjob.backends.record import Records
+    from k8sjob.backends.record_storage import StoredRecords
 
 _MOST_WAITING: Final = 1000
 """Messages that wait to be sent; further ones are refused."""
@@ -30,7 +33,6 @@ _PAUSES: Final = (0, 2, 4, 8, 16, 32, 64, 120)
 _BUSY: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses of a server that may accept the message later."""
 _ANSWER_SECONDS: Final = 30.0
-_Waiting = tuple[str, "Callable[[], object]", "Callable[[], object]"]
 
 
 class _NotSentError(Exception):
@@ -46,41 +48,40 @@ class Webhook:
 
     Args:
         url: https, or http on this machine. It is a secret and never shown.
+        records: keep a message until it is sent, for a later process.
         failed: called with the reason why a message was not sent, from that thread.
 
     Raises:
         K8sJobError: it is no such URL.
     """
 
-    def __init__(self, url: str, failed: Callable[[str], object]) -> None:
+    def __init__(
+        self, url: str, records: Records | StoredRecords, failed: Callable[[str], object]
+    ) -> None:
         url = url.strip()
         scheme, _, _ = url.partition(":")
         host = http_client.host_of(url)
         is_here = scheme == "http" and http_client.is_loopback(host)
         if not host or not (scheme == "https" or is_here):
             raise K8sJobError("the webhook's URL must begin with https://, and name a host")
-        self._target, self._host, self._failed = http_client.target_of(url), host, failed
+        self._target, self._host = http_client.target_of(url), host
+        self._records, self._failed = records, failed
         context = None if is_here else tls_context()
         proxy = proxy_for(url, variables())
         try:
             self._connections = Connections(f"{scheme}://{host}", context, proxy=proxy)
         except ValueError as error:
             raise K8sJobError(f"{error}; correct {scheme}_proxy") from None
-        self._waiting: Queue[_Waiting | None] = Queue(_MOST_WAITING)
+        self._waiting: Queue[tuple[str, str] | None] = Queue(_MOST_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="webhook", daemon=True)
         self._thread.start()
 
-    def send(self, message: str, *, keep: Callable[[], object], drop: Callable[[], object]) -> None:
-        """Send plain text some time soon; what is more than 3,000 characters is cut.
-
-        Args:
-            message: the text, which is kept somewhere until it is sent.
-            keep: called from the webhook's thread to keep it again, where it has not arrived yet.
-            drop: called there before it is sent, so that no later process sends it again.
-        """
+    def send(self, name: str, message: str) -> None:
+        """Send plain text some time soon, kept by its name; over 3,000 characters it is cut."""
+        self._keep(name, message)
         try:
-            self._waiting.put_nowait((message, keep, drop))
+            self._waiting.put_nowait((name, message))
         except Full:
             self._failed(
                 f"{_MOST_WAITING} messages wait to be sent to {self._host}; one more is sent at"
@@ -99,18 +100,20 @@ class Webhook:
             if not self._deliver(*waiting):
                 return
 
-    def _deliver(
-        self, message: str, keep: Callable[[], object], drop: Callable[[], object]
-    ) -> bool:
+    def _keep(self, name: str, message: str) -> None:
+        with suppress(StorageError, OSError):  # it is then lost if this process ends before
+            self._records.keep_message(name, message)
+
+    def _deliver(self, name: str, message: str) -> bool:
         """Send a message or report why not; False: there is no time to wait, and it is kept."""
         for pause in (*_PAUSES, None):
             try:
                 # Before the request: a process that ends within it must not send it again.
-                drop()
+                self._records.drop_message(name)
                 self._send(message[:_MOST_CHARACTERS].translate(_MARKUP))
             except _NotSentError as error:
                 if isinstance(error, _BusyError) and pause is not None:
-                    keep()
+                    self._keep(name, message)
                     if self._closing.wait(pause):
                         return False
                     continue

@@ -1,7 +1,7 @@
-"""The jobs of all places that the page shows, kept up to date by threads.
+"""The jobs of all places that the page shows.
 
-The jobs on this machine are read again and again, but only while somebody looks; those of a cluster
-are listed and watched without their Pods, so that thousands cost one connection a kind of job.
+The jobs on this machine are read when somebody asks for news; those of a cluster are listed and
+watched by a thread without their Pods, so that thousands cost one connection a kind of job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.targets.api import Job
 
-LOCAL_SECONDS: Final = 1.0
+_LOCAL_SECONDS: Final = 1.0
 """Seconds between checks of the jobs on this machine, at least."""
 _PAUSE: Final = 9
 """Times the duration of a check: many jobs take a tenth of a core."""
@@ -88,40 +88,21 @@ class Jobs:
         self._local, self._cluster, self._all = local, cluster, all_namespaces
         self.problems: dict[str, str] = {}
         self._entries: dict[str, JobEntry] = {}
-        self._unread = {
-            name for name, place in ((LOCAL, local), (CLUSTER, cluster)) if place is not None
-        }
+        self._unread = set() if cluster is None else {CLUSTER}
         self._versions = count(1)
         self._lock = threading.RLock()
-        self._viewers = 0
-        self._viewed = threading.Event()
+        self._read_local_again = 0.0  # time.monotonic()
         self.closed = threading.Event()
         for number, backend in enumerate(records):
             self._replace(f"record-{number}", backend, backend.jobs())
 
     def start(self) -> None:
-        """Read the places from now on."""
-        for follow in (self._follow_local, self._follow_cluster):
-            threading.Thread(target=follow, name=follow.__name__, daemon=True).start()
+        """Read the cluster from now on."""
+        threading.Thread(target=self._follow_cluster, name="cluster", daemon=True).start()
 
     def close(self) -> None:
-        """Stop to read them."""
+        """Stop to read it."""
         self.closed.set()
-        self._viewed.set()
-
-    @contextmanager
-    def viewed(self) -> Iterator[None]:
-        """The jobs on this machine are read while somebody is in this context."""
-        with self._lock:
-            self._viewers += 1
-            self._viewed.set()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._viewers -= 1
-                if not self._viewers:
-                    self._viewed.clear()
 
     def find(self, key: str) -> JobEntry | None:
         """The job of a key."""
@@ -130,9 +111,9 @@ class Jobs:
     def await_job(self, key: str) -> None:
         """Wait until a new job has been read, for some seconds at most."""
         until = time.monotonic() + _NEW_SECONDS
-        with self.viewed():
-            while key not in self._entries and time.monotonic() < until:
-                self.closed.wait(0.1)
+        while key not in self._entries and time.monotonic() < until:
+            self._read_local()
+            self.closed.wait(0.1)
 
     def news(self, versions: dict[str, int]) -> dict[str, Any]:
         """What has changed for a reader, who then has seen it.
@@ -143,6 +124,7 @@ class Jobs:
         Args:
             versions: the version of each key that the reader has; it is brought up to date.
         """
+        self._read_local()
         with self._lock:
             entries = dict(self._entries)
         gone = [key for key in versions if key not in entries]
@@ -156,16 +138,16 @@ class Jobs:
 
     # --- the places -------------------------------------------------------------------------------
 
-    def _follow_local(self) -> None:
-        if self._local is None:
-            return
-        while not self.closed.is_set():
-            self._viewed.wait()
+    def _read_local(self) -> None:
+        """Read the jobs on this machine, unless that was done just now."""
+        with self._lock:
+            if self._local is None or time.monotonic() < self._read_local_again:
+                return
             begun = time.thread_time()
             with self._problem(LOCAL):
                 self._replace(LOCAL, self._local, self._local.jobs())
-                self._unread.discard(LOCAL)
-            self.closed.wait(max(LOCAL_SECONDS, _PAUSE * (time.thread_time() - begun)))
+            pause = max(_LOCAL_SECONDS, _PAUSE * (time.thread_time() - begun))
+            self._read_local_again = time.monotonic() + pause
 
     def _follow_cluster(self) -> None:
         if self._cluster is None:

@@ -261,16 +261,15 @@ class Page:
     def _list(self) -> _Stream:
         versions: dict[str, int] = {}
         places: object = None
-        with self._jobs.viewed():
-            while not self._jobs.closed.is_set():
-                news = self._jobs.news(versions)
-                now = news["problems"], news["unread"]
-                if news["jobs"] or news["gone"] or now != places:
-                    places = now
-                    yield _encoded("jobs", plain(news))
-                else:
-                    yield ":\n\n"
-                self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
+        while not self._jobs.closed.is_set():
+            news = self._jobs.news(versions)
+            now = news["problems"], news["unread"]
+            if news["jobs"] or news["gone"] or now != places:
+                places = now
+                yield _encoded("jobs", plain(news))
+            else:
+                yield ":\n\n"
+            self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
 
     def _stream(self, lines: _Stream, media_type: str = "text/event-stream") -> Response:
         # Each open stream occupies a thread while it waits for events; one thread stays free to

@@ -3,7 +3,6 @@
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import pytest
 import waiting
@@ -49,8 +48,8 @@ class Cluster:
 class Sent(list):
     """A webhook that keeps its messages."""
 
-    def send(self, message, *, keep, drop):
-        drop()
+    def send(self, name, message):
+        Records().drop_message(name)
         self.append(message)
 
 
@@ -227,10 +226,9 @@ def test_records_that_cannot_be_kept_are_reported_once_and_kept_later(error):
 
 
 def test_a_message_that_waits_is_sent_by_the_next_collector_once():
-    class Away(Sent):
-        def send(self, message, *, keep, drop):
-            drop()
-            keep()
+    class Away:
+        def send(self, name, message):
+            Records().keep_message(name, message)
 
     collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, sent=Away())
     later, last = Sent(), Sent()
@@ -238,17 +236,6 @@ def test_a_message_that_waits_is_sent_by_the_next_collector_once():
     assert [one.partition("\n")[0] for one in later] == ["ns/job failed"]
     collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, sent=last, until=lambda _said: True)
     assert last == []
-
-
-def test_a_message_that_cannot_be_kept_is_sent_and_stops_nothing():
-    class Down(Records):
-        def keep_message(self, *_given):
-            raise StorageError("it is down")
-
-    cluster, sent = Cluster(now("Failed", pod=FAILED)), Sent()
-    said = collect(cluster, Kind.ADDED, sent=sent, records=Down())
-    assert [one.partition(":")[0] for one in said] == ["ns/job Failed"]
-    assert len(sent) == 1
 
 
 @pytest.mark.parametrize("kinds", [[Kind.DELETED], [Kind.ADDED, Kind.MODIFIED]])
@@ -281,12 +268,21 @@ def hook():
         yield inbox
 
 
-def send(hook, *messages, patience=None):
+class Kept(set):
+    """The names of the messages that wait."""
+
+    def keep_message(self, name, _text):
+        self.add(name)
+
+    drop_message = set.discard
+
+
+def send(hook, *messages, patience=None, kept=None):
     """Send messages, and wait for them unless `patience` says how long; what remains kept."""
-    failed, kept = [], set(messages)
-    sender = Webhook(hook.url, failed.append)
+    failed, kept = [], Kept() if kept is None else kept
+    sender = Webhook(hook.url, kept, failed.append)
     for message in messages:
-        sender.send(message, keep=partial(kept.add, message), drop=partial(kept.discard, message))
+        sender.send(message, message)
     if patience is None:
         sender._waiting.put(None)
         sender._thread.join()
@@ -310,6 +306,15 @@ def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
         f"{hook.host} did not respond to a message: ZeroDivisionError"
     ]
     assert [one["text"] for one in hook.bodies] == ["two"]
+
+
+def test_a_message_that_cannot_be_kept_is_sent(hook):
+    class Down(Kept):
+        def keep_message(self, *_given):
+            raise StorageError("it is down")
+
+    assert send(hook, "one", kept=Down()) == ([], set())
+    assert hook.bodies == [{"text": "one"}]
 
 
 def test_a_busy_server_gets_a_retry(hook):
@@ -374,17 +379,17 @@ def test_at_the_end_what_can_be_sent_is_sent_and_the_rest_kept(hook, monkeypatch
 )
 def test_only_https_leaves_this_machine(url):
     with pytest.raises(K8sJobError, match="https://"):
-        Webhook(url, print)
+        Webhook(url, Kept(), print)
 
 
 def test_the_proxy_of_the_environment(monkeypatch):
     monkeypatch.setenv("https_proxy", "user:word@proxy.example:3128")
-    connections = Webhook("https://hooks.example/x", print)._connections
+    connections = Webhook("https://hooks.example/x", Kept(), print)._connections
     assert connections._peer == ("proxy.example", 3128)
     assert connections._for_proxy["Proxy-Authorization"] == "Basic dXNlcjp3b3Jk"
     monkeypatch.setenv("https_proxy", "socks9://proxy.example")
     with pytest.raises(K8sJobError, match="correct https_proxy"):
-        Webhook("https://hooks.example/x", print)
+        Webhook("https://hooks.example/x", Kept(), print)
 
 
 def test_the_marks_of_a_record_go_with_it():
