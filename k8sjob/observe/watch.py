@@ -77,7 +77,6 @@ def watch(
     ref: JobRef,
     *,
     logs: bool = True,
-    patience: float = PATIENCE_SECONDS,
     stop: threading.Event | None = None,
 ) -> Iterator[Event]:
     """Everything that happens to a job, from its beginning until it has ended or is gone.
@@ -87,14 +86,14 @@ def watch(
     not ended. What `why` says of a job that is stalled for some seconds is a WARNING, once. Closing
     the iterator detaches from the job and changes nothing about it.
 
-    Without `logs` there are no runtime events. `patience` are the seconds for which a problem must
-    have lasted; `stop` is set from another thread to detach within a second.
+    Without `logs` there are no runtime events. `stop` is set from another thread to detach within a
+    second.
 
     Raises:
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    watcher = _Watcher(Stalled(patience, backend.related), recorded=backend.recorded)
+    watcher = _Watcher(Stalled(PATIENCE_SECONDS, backend.related), recorded=backend.recorded)
     with Merge[Snapshot | LogLine]() as merge:
         # Each source has a thread of its own, this generator is the only reader.
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
@@ -351,7 +350,7 @@ class Stalled:
 
     def __init__(
         self,
-        patience: float = PATIENCE_SECONDS,
+        patience: float,
         related: Callable[[Snapshot], Sequence[Json]] | None = None,
     ) -> None:
         self._patience, self._related = patience, related

@@ -2,12 +2,11 @@ import itertools
 from datetime import UTC, datetime
 
 import pytest
-from observed import REF, at, condition, make_job, make_pod, running, snapshot
+from observed import REF, at, condition, make_pod, running, snapshot
 
-from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason
-from k8sjob.observe.status import JobState, job_status, training_fields
-from k8sjob.targets.jobs import job_of, own_pods
+from k8sjob.observe.status import JobState, job_status
+from k8sjob.targets.jobs import own_pods
 
 
 @pytest.mark.parametrize(
@@ -146,13 +145,6 @@ def test_a_pod_whose_init_container_failed_has_failed():
     assert replica.message == "no data"
 
 
-def test_a_running_replica_shows_its_last_end_and_is_running():
-    last = {"exitCode": 137, "reason": "OOMKilled"}
-    pod = make_pod("worker-0", restarts=1, running={}, last=last)
-    (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
-    assert (replica.reason, replica.situation) == ("OOMKilled", "Running")
-
-
 @pytest.mark.parametrize(
     ("condition", "counted", "counts"),
     [
@@ -165,18 +157,6 @@ def test_a_running_replica_shows_its_last_end_and_is_running():
 def test_counts_without_pods_are_the_operators(condition, counted, counts):
     status = job_status(snapshot(condition, replicaStatuses=counted))
     assert status.counts == ({"Succeeded": 1, "Failed": 1} if counts is None else counts)
-
-
-def test_a_job_that_kueue_keeps_suspended_is_queued():
-    labels = {"kueue.x-k8s.io/queue-name": "research"}
-    status = job_status(snapshot("Suspended", labels=labels))
-    assert (status.state, status.exit_code) == (JobState.QUEUED, 101)
-    assert not status.state.finished
-
-
-def test_an_empty_object_is_a_job_that_was_just_created():
-    status = job_status(Snapshot(job_of({})))
-    assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
 
 
 def test_a_job_whose_deletion_was_requested_does_not_run():
@@ -218,14 +198,3 @@ def test_a_pod_that_is_recreated_counts_as_a_restart():
     condition = {"type": "Suspended", "status": "False", "lastTransitionTime": at("05:10")}
     resumed.job.raw["status"]["conditions"].append(condition)
     assert [replica.restarts for replica in job_status(resumed).replicas] == [1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("names", "training"), [(["train"], True), (["logger", "train"], False), (["pytorch"], False)]
-)
-def test_the_first_container_trains_where_none_has_a_known_name(names, training):
-    job = make_job("Running", replicas={"Worker": 1})
-    pod = {"spec": {"containers": [{"name": name} for name in names]}}
-    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = pod
-    assert {"", "spec.containers{pytorch}"} < training_fields(job_of(job))
-    assert ("spec.containers{train}" in training_fields(job_of(job))) is training

@@ -14,7 +14,7 @@ from observed import Script, about_job, lacking, make_pod
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, read_timing, timing
+from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, timing
 from k8sjob.targets.jobs import job_of
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_timing.json").read_text())
@@ -163,20 +163,6 @@ def test_a_job_that_waited_in_a_queue(seen):
     assert (found.since, found.notes[-1:]) == ("submission", found.notes[:1])
 
 
-def test_kueue_knows_that_a_changed_job_never_ran_before(seen):
-    """It changes the spec of a TrainJob that it admits, besides the resume."""
-    about = {"creationTimestamp": "2026-11-21T19:00:00Z", "generation": 4, "uid": "job"}
-    seen["job"]["metadata"] |= {**about, "labels": {"kueue.x-k8s.io/queue-name": "team"}}
-    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
-    seen["job"]["status"]["conditions"].append(resumed)
-    admitted = {"type": "Admitted", "status": "True", "lastTransitionTime": "2026-11-21T19:22:46Z"}
-    meta = {"ownerReferences": [{"uid": "job"}], "creationTimestamp": "2026-11-21T19:00:01Z"}
-    workload = {"kind": "Workload", "metadata": meta, "status": {"conditions": [admitted]}}
-    backend = Script([snapshot_of(seen)], lines_of(seen), related=[workload])
-    found = read_timing(backend, snapshot_of(seen))
-    assert (found.since, phases(found)["suspended"]) == ("submission", 22 * 60 + 46)
-
-
 def test_what_ran_before_a_suspension_is_not_counted_as_a_wait(seen):
     seen["job"]["metadata"] |= {"creationTimestamp": "2026-11-21T09:00:00Z", "generation": 3}
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
@@ -276,18 +262,6 @@ def test_this_machine_has_no_scheduler_and_no_image(seen):
     found = split(seen)
     assert list(phases(found)) == ["pod", "container", "runtime", "import", "meeting", "step"]
     assert not found.missing
-
-
-def test_no_more_is_read_than_needed(seen):
-    taken = []
-
-    def lines():
-        for line in lines_of(seen):
-            taken.append(line)
-            yield line
-
-    assert output_times(lines()).step == pytest.approx(BEGIN + 7.222, abs=0.001)
-    assert len(taken) == 3
 
 
 @pytest.mark.parametrize("value", [None, "x", True, -1, float("nan"), 1e300, [1]])

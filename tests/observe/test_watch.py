@@ -30,7 +30,6 @@ from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import event_time
 from k8sjob.observe.logs import MOST_AT_ONCE
-from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch, watch_all
 from k8sjob.targets.jobs import job_of
@@ -109,19 +108,14 @@ def test_a_job_that_succeeded_ends_with_what_it_did_not_do(loss, causes):
     assert [event.data["cause"] for event in of_kind(events, "finding")] == causes
 
 
-def test_a_deleted_job_ends_the_watch():
-    events = watched(snapshot("Running"), lines=[line("master-0", "last")], gone=True)
-    assert texts(events) == ["last"]
-    assert events[-1].data["state"] == "Deleted"
-    assert events[-1].data["exit_code"] == 103
-
-
 def test_a_job_that_is_being_deleted_is_reported_before_it_is_gone():
-    doomed = snapshot("Running")
+    doomed, lines = snapshot("Running"), [line("master-0", "last")]
     doomed.job.raw["metadata"] |= {"deletionTimestamp": at("09:00"), "finalizers": ["x/y"]}
-    events = of_kind(watched(snapshot("Running"), doomed, gone=True), "job")
+    events = watched(snapshot("Running"), doomed, lines=lines, gone=True)
+    assert texts(events) == ["last"]
     assert job_states(events) == ["Running", "Deleting", "Deleted"]
-    assert "x/y" in events[1].data["message"]
+    assert "x/y" in of_kind(events, "job")[1].data["message"]
+    assert events[-1].data["exit_code"] == 103
 
 
 def test_a_suspended_job_is_not_over():
@@ -309,22 +303,6 @@ def test_leaving_a_watch_ends_its_readers():
     until(lambda: backend.stopped == ["watch"])
 
 
-def test_leaving_ends_a_reader_that_is_held_back():
-    ended = threading.Event()
-
-    def endless(stop):
-        try:
-            while not stop.is_set():
-                yield 1
-        finally:
-            ended.set()
-
-    with Merge() as merge:
-        merge.add("endless", endless, ahead=1)
-        assert merge.get(60) == 1
-    assert ended.wait(60)
-
-
 def test_without_logs_no_output_is_read():
     backend = Script([snapshot("Succeeded")], [line("master-0", "text")])
     assert not of_kind(watch(backend, REF, logs=False), "log")
@@ -354,7 +332,7 @@ def crowd():
     return Script([runs, over], lines)
 
 
-def test_of_a_large_job_some_replicas_are_followed_and_that_is_reported_once(crowd):
+def test_of_a_large_job_some_replicas_are_followed_and_those_that_fail_are_read(crowd):
     events = list(watch(crowd, REF))
     followed = {name for name, follow, _, _ in crowd.asked if follow}
     assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
@@ -362,10 +340,6 @@ def test_of_a_large_job_some_replicas_are_followed_and_that_is_reported_once(cro
     assert warning.data["message"].startswith("of 1000 replicas the output of worker-0 and the")
     assert warning.data["message"].endswith("k8sjob logs -f ns/job -r worker-999")
     assert len(of_kind(events, "replica")) == 1000
-
-
-def test_of_a_large_job_those_that_fail_by_themselves_are_read(crowd):
-    events = list(watch(crowd, REF))
     others = {e.data["text"] for e in of_kind(events, "log") if int(e.replica[7:]) >= MOST_AT_ONCE}
     # Of the one that runs again the attempt before; of those that lost a peer nothing.
     assert others == {"1 worker-700", "2 worker-700", "1 worker-704"}
@@ -378,21 +352,24 @@ def test_a_replica_that_is_added_is_followed_too():
     assert texts(watched(*snapshots, lines=[line("worker-0", "here")])) == ["here"]
 
 
-def test_a_slow_reader_holds_the_snapshots_back():
-    made = []
+def test_a_slow_reader_holds_the_snapshots_back_and_ends_their_reader():
+    made, ended = [], threading.Event()
 
     class Busy(Script):
         def watch(self, ref, *, stop=None):
-            for number in range(1000):
-                made.append(number)
-                yield self.snapshots[0]
-            yield self.snapshots[1]
+            try:
+                while not stop.is_set():
+                    made.append(1)
+                    yield self.snapshots[0]
+            finally:
+                ended.set()
 
-    events = watch(Busy([snapshot("Running"), snapshot("Succeeded")]), REF)
+    events = watch(Busy([snapshot("Running")]), REF)
     next(events)
     time.sleep(0.2)
     assert len(made) < 5
     events.close()
+    assert ended.wait(60)
 
 
 def test_the_job_s_times_are_reported():
@@ -465,10 +442,6 @@ def test_a_short_problem_is_not_reported(stuck, well):
     assert looks(Stalled(10), *enumerate(turns)) == []
 
 
-def test_past_failures_do_not_stall_a_running_job(well):
-    assert looks(Stalled(0), (0, well), (1, well)) == []
-
-
 @pytest.mark.parametrize("state", ["Suspended", "Failed"])
 def test_a_state_is_not_reported_as_a_stall(state):
     seen = snapshot("Created", state)
@@ -493,16 +466,13 @@ def test_why_a_job_is_in_a_queue_is_reported_once_each_time_it_gets_there():
     assert looks(Stalled(10), *enumerate(turns)) == []
 
 
-def test_a_silent_operator_is_reported_although_nothing_changes():
-    events = watch(Script([snapshot()]), REF, patience=0.2)
+def test_a_silent_operator_is_reported_although_nothing_changes(monkeypatch):
+    monkeypatch.setattr("k8sjob.observe.watch.PATIENCE_SECONDS", 0.2)
+    events = watch(Script([snapshot()]), REF)
     first = next(event for event in events if event.kind == EventKind.WARNING)
     events.close()
     assert first.data["reason"] == "operator-silent"
     assert "the training operator has not acted on the job" in first.data["message"]
-
-
-def test_a_watch_that_is_patient_says_nothing_of_it():
-    assert of_kind(watched(snapshot(), snapshot("Succeeded")), EventKind.WARNING) == []
 
 
 # --- many jobs
@@ -549,17 +519,6 @@ def test_jobs_that_continue_and_then_all_changes(change):
     assert events[0].data["namespace"] == "ns"
     assert events[3].data["message"] == "too often"
     assert (events[4].data["exit_code"], events[4].data["counts"]) == (103, {})
-
-
-def test_a_job_of_the_same_name_is_another_one(change):
-    second = change("ADDED", "a", "Running")
-    second.object["metadata"]["uid"] = "second"
-    changes = [change("ADDED", "a", "Running"), change("DELETED", "a"), second]
-    assert states(watch_all([CollectionChange(Kind.SYNCED), *changes])) == [
-        ("a", "Running"),
-        ("a", "Deleted"),
-        ("a", "Running"),
-    ]
 
 
 def test_a_lost_connection_is_reported(change):

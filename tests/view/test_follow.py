@@ -114,23 +114,6 @@ def test_everything_comes_in_order_and_then_the_error_of_the_source():
     assert len(found) < 100
 
 
-def test_empty_batches_come_while_nothing_happens():
-    go = threading.Event()
-
-    def source():
-        yield 1
-        go.wait(20)
-        yield 2
-
-    seen = []
-    for batch in batches(source()):
-        seen.append(batch)
-        if seen.count([]) == 2:
-            go.set()
-    assert go.is_set()
-    assert [item for batch in seen for item in batch] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("number", "by_default", "counted"),
     [

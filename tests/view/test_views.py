@@ -73,17 +73,6 @@ def test_what_is_worth_a_line_of_a_replica(data, detail):
     assert lines == ([f"worker-1 | {detail}"] if detail else [])
 
 
-def test_a_warning_names_the_replica_that_it_is_about():
-    missing = {"message": 'secret "hf-token" not found'}
-    assert plain([
-        Event(EventKind.WARNING, missing, 0, "worker-1"),
-        Event(EventKind.WARNING, {"message": "the connection is back"}),
-    ]) == [
-        'worker-1 | warning: secret "hf-token" not found',
-        "k8sjob   | warning: the connection is back",
-    ]  # fmt: skip
-
-
 def test_a_line_that_many_replicas_share_is_shown_for_some():
     lost = {"phase": "Failed", "exit_code": 138}
     events = [Event(EventKind.REPLICA, lost, 0, f"worker-{i}") for i in range(100)]
