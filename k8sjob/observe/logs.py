@@ -73,12 +73,12 @@ def logs(
         # The last lines that fit may be anywhere.
         last = None if fits else tail
         lines = backend.logs(ref, replica, previous=previous, tail=last, since=since)
-        return _fitting(_from(lines, since), fits)
+        return _chosen(lines, since, fits)
 
     if follow and not previous:
         yield from _followed(backend, ref, replicas[:MOST_AT_ONCE], since, tail, fits=fits)
     elif tail is not None:
-        ends = in_parallel(lambda replica: _End(read(replica), tail).lines, replicas)
+        ends = in_parallel(lambda replica: deque(read(replica), tail), replicas)
         yield from heapq.merge(*ends, key=_timestamp)
     elif len(replicas) <= MOST_AT_ONCE:
         yield from heapq.merge(*map(read, replicas), key=_timestamp)
@@ -98,23 +98,22 @@ def _followed(
 ) -> Iterator[LogLine]:
     # First the last lines of all replicas, merged by time; then each is followed from its own end.
     # The time alone does not say where that is, as several lines may have the same: see _End.
-    ends: dict[str, _End] = {}
+    ends = {replica: _End() for replica in replicas}
 
-    def end(replica: str) -> _End:
+    def last_lines(replica: str) -> deque[LogLine]:
         # One line at least, to know where to continue.
         last = None if fits and tail else max(tail or 0, 1)
         lines = backend.logs(ref, replica, tail=last, since=since)
-        return _End(_from(lines, since), tail or 0, fits)
+        return deque(_chosen(ends[replica].before(lines), since, fits), tail)
 
     def follow(replica: str, stop: Event) -> Iterator[LogLine]:
-        last = ends.get(replica) or _End((), 0)
-        begin = datetime.fromisoformat(last.stamp) if last.stamp else since
+        end = ends[replica]
+        begin = datetime.fromisoformat(end.stamp) if end.stamp else since
         lines = backend.logs(ref, replica, follow=True, since=begin, stop=stop)
-        return _fitting(_from(last.after(lines), since), fits)
+        return _chosen(end.after(lines), since, fits)
 
     if tail is not None:
-        ends = dict(zip(replicas, in_parallel(end, replicas), strict=True))
-        yield from heapq.merge(*(last.lines for last in ends.values()), key=_timestamp)
+        yield from heapq.merge(*in_parallel(last_lines, replicas), key=_timestamp)
     with Merge[LogLine]() as merge:
         for replica in replicas:
             merge.add(replica, partial(follow, replica))
@@ -230,22 +229,17 @@ def replica_of_rank(job: Job, rank: int) -> str:
 
 
 class _End:
-    """The last lines of a replica's output, and where following it continues."""
+    """Where the last lines of a replica end, and following it continues."""
 
-    def __init__(
-        self,
-        lines: Iterable[LogLine],
-        count: int,
-        fits: Callable[[LogLine], bool] | None = None,
-    ) -> None:
-        self.lines = deque[LogLine](maxlen=max(count, 0))
-        self.stamp = ""  # of the last line, given or not
-        self._ties = 0  # lines with that stamp: several may have the same
+    stamp = ""  # of the last line
+    _ties = 0  # lines with that stamp: several may have the same
+
+    def before(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The last lines, all of which are to be taken."""
         for line in lines:
             self._ties = self._ties + 1 if line.timestamp == self.stamp else 1
             self.stamp = line.timestamp
-            if _is_chosen(line, fits):
-                self.lines.append(line)
+            yield line
 
     def after(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
         """Those of the lines that come after the last one; from the first on all of them."""
@@ -259,18 +253,12 @@ class _End:
             yield line
 
 
-def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]:
-    if since is None:
-        return lines
-    return (line for line in lines if datetime.fromisoformat(line.timestamp) >= since)
-
-
-def _fitting(lines: Iterator[LogLine], fits: Callable[[LogLine], bool] | None) -> Iterator[LogLine]:
-    return (line for line in lines if _is_chosen(line, fits)) if fits else lines
-
-
-def _is_chosen(line: LogLine, fits: Callable[[LogLine], bool] | None) -> bool:
-    return fits is None or line.gap or fits(line)
+def _chosen(
+    lines: Iterator[LogLine], since: datetime | None, fits: Callable[[LogLine], bool] | None
+) -> Iterator[LogLine]:
+    if since is not None:
+        lines = (line for line in lines if datetime.fromisoformat(line.timestamp) >= since)
+    return (line for line in lines if line.gap or fits(line)) if fits else lines
 
 
 def in_parallel(function: Callable[[S], T], sources: Sequence[S]) -> list[T]:

@@ -70,8 +70,6 @@ _ACCEPTED: Final = 32
 file descriptors than the smallest usual limit of a process, 256."""
 _BACKLOG: Final = 2048
 """Connections that wait in the kernel."""
-_REQUEST_SECONDS: Final = 10.0
-"""A connection may take so long for the headers of a request, or have none, until it is closed."""
 _MOST_COMPARED: Final = 10
 _MOST_ROWS: Final = 64
 _BEAT_SECONDS: Final = 10.0
@@ -354,18 +352,17 @@ def listen(port: int) -> socket.socket:
 
 
 class _Connection(H11Protocol):
-    """A connection to the page, which is closed where it asks nothing.
+    """A connection to the page, which is closed where it asks nothing and there are too many.
 
     uvicorn alone waits for ever for a first request, and for one that comes byte by byte.
     """
 
     idle_since: float
     """The time of its loop at which it was opened, or its last answer ended."""
-    _deadline: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_request()
+        self.idle_since = self.loop.time()
         peers = [peer for peer in self.connections if not peer.transport.is_closing()]
         unused = [peer for peer in peers if isinstance(peer, _Connection) and not peer.is_in_use]
         if len(peers) > _CONNECTIONS:
@@ -383,20 +380,7 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._deadline.cancel()
-        self._await_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._deadline.cancel()
-
-    def _await_request(self) -> None:
         self.idle_since = self.loop.time()
-        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._abort_unused)
-
-    def _abort_unused(self) -> None:
-        if not self.is_in_use:
-            self.transport.abort()
 
 
 class Server(uvicorn.Server):

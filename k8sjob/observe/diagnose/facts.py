@@ -318,17 +318,12 @@ class Facts:
         names, (first, each) = replica_names(self.snapshot.job), processes(self.snapshot.job)
         return dict.fromkeys(names, each) | dict.fromkeys(names[:1], first)
 
-    @property
-    def fixed_ranks(self) -> bool:
-        """Whether the spec is enough to know which ranks each replica has."""
-        job = self.snapshot.job
-        return (job.nproc_per_node or "1").isdigit() and not job.is_elastic
-
     @cached_property
     def _first_ranks(self) -> dict[str, int]:
         """The first rank of each replica; empty where the spec does not tell."""
-        firsts = accumulate(self.ranks.values(), initial=0)
-        return dict(zip(self.ranks, firsts, strict=False)) if self.fixed_ranks else {}
+        if self.job.is_elastic or not (self.job.nproc_per_node or "1").isdigit():
+            return {}
+        return dict(zip(self.ranks, accumulate(self.ranks.values(), initial=0), strict=False))
 
     @cached_property
     def _by_first_rank(self) -> list[tuple[int, str]]:

@@ -164,7 +164,7 @@ function chart(title, shared, zoom) {
     const texts = lines.map(({ name }, index) => `${label(name)}: ${number(valueOf(index), title)}`);
     const where = at === null || plot.data[0][at] === undefined ? "last" : `${shared.by === "time" ? "after" : xLabel(lines[0])} ${xText(plot.data[0][at])}`;
     if (legend.childElementCount !== lines.length + 1) {
-      legend.replaceChildren(h("span", { className: "dim" }), ...lines.map(({ name }, index) => h("button", { type: "button", ariaPressed: "true", className: `line-${index % COLORS.length}`, title: "Show or hide", onclick: ({ currentTarget }) => { if (!hidden.delete(name)) hidden.add(name); currentTarget.ariaPressed = String(!hidden.has(name)); redraw(); } })));
+      legend.replaceChildren(h("span", { className: "dim" }), ...lines.map(({ name }, index) => h("button", { type: "button", ariaPressed: "true", style: `--line-color: var(${COLORS[index % COLORS.length]})`, title: "Show or hide", onclick: ({ currentTarget }) => { if (!hidden.delete(name)) hidden.add(name); currentTarget.ariaPressed = String(!hidden.has(name)); redraw(); } })));
     }
     [where, ...texts].forEach((text, index) => { if (legend.children[index].textContent !== text) legend.children[index].textContent = text; });
     legend.ariaLive = document.activeElement === place ? "polite" : "off";
