@@ -22,6 +22,7 @@ from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
@@ -261,8 +262,10 @@ def _or_earlier(
 
 
 def _row(line: LogLine) -> bytes:
-    row = [*line[1:5], base64.b64encode(line.raw).decode()] if line.raw else line[1:5]
-    return json.dumps(row).encode() + b"\n"
+    # json.dumps() of the whole makes an encoder for each line, which takes six times as long.
+    stamp, text = encode_basestring_ascii(line.timestamp), encode_basestring_ascii(line.text)
+    raw = f', "{base64.b64encode(line.raw).decode()}"' if line.raw else ""
+    return f"[{line.attempt}, {stamp}, {text}, {'true' if line.gap else 'false'}{raw}]\n".encode()
 
 
 def _moment(text: str) -> datetime:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _CREATED_BEFORE: Final = timedelta(seconds=2)
 """Times are whole seconds, and Pods may be created just before the condition changes."""
 _NUMBER: Final = "[0-9]{1,4}"
+TIMES: Final = ("created", "started", "finished", "since")
+"""The times of a JobStatus."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
-from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.observe.status import TIMES, JobStatus, job_status
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import TARGETS, job_of, replica_names
 
@@ -489,18 +489,8 @@ def _warning(
 
 
 def _job_data(status: JobStatus) -> dict[str, Any]:
-    """A job's status as the data of a JOB event."""
-    return {
-        "state": str(status.state),
-        "reason": status.reason,
-        "message": status.message,
-        "exit_code": status.exit_code,
-        "created": _seconds(status.created),
-        "started": _seconds(status.started),
-        "finished": _seconds(status.finished),
-        "since": _seconds(status.since),
-    }
-
-
-def _seconds(moment: datetime | None) -> float | None:
-    return moment.timestamp() if moment else None
+    """A job's status as the data of a JOB event; times are seconds since the epoch."""
+    data = {name: getattr(status, name) for name in ("reason", "message", "exit_code")}
+    times = {name: getattr(status, name) for name in TIMES}
+    seconds = {name: time and time.timestamp() for name, time in times.items()}
+    return {"state": str(status.state), **data, **seconds}

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from k8sjob.contract import LOG, Event, EventKind
 from k8sjob.findings import Finding
-from k8sjob.observe.status import ReplicaStatus
+from k8sjob.observe.status import TIMES, ReplicaStatus
 from k8sjob.observe.training import Training
 from k8sjob.sanitize import integer, real, safe_text, text
 
@@ -118,7 +118,7 @@ class JobSummary(Training):
         self.message = text(data.get("message"))
         self.exit_code = integer(data.get("exit_code"))
         self.created, self.started, self.finished, self.since = (
-            real(data.get(key)) for key in ("created", "started", "finished", "since")
+            real(data.get(key)) for key in TIMES
         )
         self.stopping = False
         if self.state not in {"Created", "Running", "Restarting"}:

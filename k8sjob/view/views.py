@@ -236,21 +236,19 @@ def record(event: Event) -> dict[str, Any]:
     return document
 
 
-def viewer(
-    kind: Output = "auto", *, job: str = "", verbose: bool = False, out: TextIO | None = None
-) -> View:
-    """The view for an output, to be closed at the end.
+def viewer(kind: Output, *, job: str, verbose: bool = False) -> View:
+    """The view on stdout, to be closed at the end.
 
     "plain" is plain lines, "json" JSON lines, and "auto" a live screen where the output is a
     terminal, a card below the cell of a notebook, and plain lines elsewhere; a function is called
     with each event.
     """
-    out = out or sys.stdout
+    out = sys.stdout
     if callable(kind):
         return CallbackView(kind, job)
     if kind == "json":
         return json_view(out, job)
-    if kind == "auto" and out is sys.stdout and (publish := notebook()):
+    if kind == "auto" and (publish := notebook()):
         return NotebookView(publish, job)
     if kind == "auto" and is_live(out):
         return LiveView(console_for(out), job, verbose=verbose, ascii_only=ascii_only(out))
@@ -262,15 +260,12 @@ def board(kind: Format) -> JobRows | CallbackView:
     return json_view(sys.stdout) if kind == "json" else JobRows(sys.stdout)
 
 
-def close_with_report(
-    view: View, *, more: Mapping[str, str] | None = None, out: TextIO | None = None
-) -> None:
+def close_with_report(view: View, *, more: Mapping[str, str] | None = None) -> None:
     """End a view and write the report of what it showed, for a terminal or a pipe."""
     view.close()
     if isinstance(view, CallbackView | NotebookView):
         return
-    out = out or sys.stdout
-    console = console_for(out)
+    console = console_for(sys.stdout)
     if isinstance(view, LiveView):  # what was on the screen before its panel went
         stages = timeline(view.summary.stages, view.summary.reported_at)
         more = {"stages": THEN.join(stages), **(more or {})}

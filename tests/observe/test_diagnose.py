@@ -895,15 +895,6 @@ def test_a_replica_that_is_killed_with_another_is_no_independent_cause():
     assert causes("Failed:x:y", pods=pods) == ["missing-module"]
 
 
-def test_ranks_that_ended_early_are_one_finding():
-    done = [make_pod(f"worker-{n}", "Succeeded", terminated=ended(0)) for n in range(5)]
-    counts = {"Master": 1, "Worker": 5}
-    pods = [*running("master-0"), *done]
-    finding = only("Running", pods=pods, replicas=counts, deadline=None)
-    assert finding.message.startswith("worker-0 (rank 1), worker-1 (rank 2) and 3 more ended")
-    assert len(finding.replicas) == 5
-
-
 def test_all_replicas_that_ended_alike_are_concerned():
     waited = Reason(138, 1, "Left", "it waited for rank 0, which had ended with exit code 0: lost")
     note = replace(waited, culprits=(0,), step=41).encode()

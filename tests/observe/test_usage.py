@@ -344,20 +344,6 @@ EVICTED["status"]["conditions"].append({"type": "Ready", "lastTransitionTime": a
             None,
             {"unknown": 900, "queued": 2, "starting": 8, "running": 90},
         ),
-        # As before; the output of the first Pod is there.
-        (
-            [made_at(900, started(pod("master-0", 900), 910))],
-            [
-                line(10),
-                met(20),
-                step(30, 1),
-                line(910, attempt=1),
-                step(930, 2, 1),
-                step(990, 3, 1),
-            ],
-            None,
-            {"unknown": 10 + 870, "starting": 20 + 10 + 20, "training": 60 + 10},
-        ),
         # A Job keeps a Pod that failed beside the one that replaces it.
         (
             [pod("master-0", 0, 400), made_at(410, started(pod("master-0", 420), 430))],
@@ -374,8 +360,7 @@ EVICTED["status"]["conditions"].append({"type": "Ready", "lastTransitionTime": a
         ([never_started(pod("master-0", 5))], [], None, {"queued": 5, "starting": 995}),
         ([never_started(pod("master-0", 5))], [], 700, {"queued": 5, "starting": 695, "idle": 300}),
         ([EVICTED], [], None, {"running": 300}),
-        # Left running after the end, with and without the output.
-        ([pod("master-0", 0)], [], 400, {"running": 400, "idle": 600}),
+        # Left running after the end.
         (
             [pod("master-0", 0)],
             [line(0), met(0), step(0, 1), finished(390)],

@@ -1,6 +1,5 @@
 """The card of a job in a notebook, without a kernel: what is published, how often, and escaped."""
 
-import io
 import sys
 from types import SimpleNamespace
 
@@ -30,12 +29,11 @@ def test_a_kernel_gets_a_card_and_other_shells_lines(monkeypatch, publish):
     assert notebook() is None
     terminal = SimpleNamespace(get_ipython=SimpleNamespace)
     monkeypatch.setitem(sys.modules, "IPython", terminal)
-    assert isinstance(viewer(), PlainView)
+    assert isinstance(viewer("auto", job="x"), PlainView)
     shell = SimpleNamespace(kernel=None, display_pub=SimpleNamespace(publish=publish))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert isinstance(viewer(), NotebookView)
-    assert isinstance(viewer(out=io.StringIO()), PlainView)
-    assert isinstance(viewer("plain"), PlainView)
+    assert isinstance(viewer("auto", job="x"), NotebookView)
+    assert isinstance(viewer("plain", job="x"), PlainView)
 
 
 def test_a_card_is_drawn_in_its_place_and_not_too_often(publish, published, life, capsys):

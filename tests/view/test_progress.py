@@ -72,11 +72,6 @@ def test_what_keeps_it_from_training_is_shown():
     assert only(starting("importing")).as_dict()["phase"] == "importing torch"
 
 
-def test_restarts_of_processes_within_their_containers_count():
-    restarting = Event(EventKind.RESTARTING, {"restart": 2}, time.time())
-    assert only(restarting).as_dict()["restarts"] == 2
-
-
 def test_old_numbers_have_their_age_and_a_script_that_tells_nothing_has_none(progress):
     old = str(only(progress(1, 5, time=time.time() - 125)))
     assert old.endswith("(2:05 ago)")

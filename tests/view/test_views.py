@@ -4,7 +4,7 @@ import io
 import json
 import math
 import re
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 
 import pytest
 from hypothesis import example, given
@@ -355,7 +355,7 @@ def test_the_cursor_comes_back_when_something_breaks(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
     def use():
-        with closing(viewer(job="x", out=terminal)):
+        with redirect_stdout(terminal), closing(viewer("auto", job="x")):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -388,13 +388,13 @@ def test_the_summary_says_what_was_reached(life):
 
 
 @pytest.mark.parametrize(("kind", "summary"), [("plain", True), ("json", False)])
-def test_people_get_the_summary_below_the_lines(kind, summary, life):
-    out = io.StringIO()
-    with closing(viewer(kind, job="digits", out=out)) as view:
+def test_people_get_the_summary_below_the_lines(kind, summary, life, capsys):
+    with closing(viewer(kind, job="digits")) as view:
         view.show([*life, ended(1.0)])
-        close_with_report(view, out=out)
-    assert ("digits Succeeded after 0:01" in out.getvalue()) is summary
-    assert "\x1b" not in out.getvalue()
+        close_with_report(view)
+    out = capsys.readouterr().out
+    assert ("digits Succeeded after 0:01" in out) is summary
+    assert "\x1b" not in out
 
 
 def test_the_summary_of_a_failure_says_why(failure):

@@ -307,7 +307,8 @@ class ClusterBackend(Creation):
         if "/" in ref.name:
             yield from self.workloads.watch(ref, stop)
         else:
-            yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
+            known = ref if ref.uid and ref.kind else JobRef.of(self._get(ref))
+            yield from snapshots(self.transport, known, stop)
 
     def watch_jobs(
         self, *, stop: Event, all_namespaces: bool = False, selector: str = ""

@@ -576,13 +576,14 @@ def test_what_happens_at_once_is_reported_at_once(backend, there):
     there.watched(PODS, [seen, *added])
     there.watched(JOBS, [rest, change("DELETED", job(version=3))])
     counts = []
-    for snapshot in backend.watch(JobRef("one", "team")):
+    for snapshot in backend.watch(JobRef("one", "team", "uid-1", "PyTorchJob")):
         counts.append(len(snapshot.pods))
         seen.set()
         if counts[-1] == 200:
             rest.set()
     assert counts[-1] == 200
     assert len(counts) < 20
+    assert ONE not in {path for _, path, *_ in there.asked}  # its list has it
 
 
 def test_a_connection_that_is_lost_and_is_back_is_reported_by_events(backend, there, listed, error):
