@@ -359,7 +359,7 @@ class Records:
                 backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )
         sizes: dict[Path, int] = {}
-        for record in reversed(self._newest()):
+        for record in reversed(self.newest()):
             with suppress(FileNotFoundError):
                 sizes[record] = record.stat().st_size
         while surplus := self._surplus(sizes, path):
@@ -391,13 +391,9 @@ class Records:
 
     def find(self, name: str, namespace: str = "*") -> Path | None:
         """The newest record of a job of that name, in a namespace or in any."""
-        return next(iter(self._newest(namespace, name)), None)
+        return next(iter(self.newest(namespace, name)), None)
 
-    def newest(self, most: int) -> list[Path]:
-        """The newest records of all jobs."""
-        return self._newest()[:most]
-
-    def _newest(self, namespace: str = "*", name: str = "*") -> list[Path]:
+    def newest(self, namespace: str = "*", name: str = "*") -> list[Path]:
         """The records of these names, the newest first."""
         records = []
         for path in self._root.glob(f"{namespace}/{name}@*{SUFFIX}"):

@@ -112,7 +112,7 @@ def _slow_nodes(facts: ClusterFacts) -> Iterator[Finding]:
     node_names = {Object(node).name for node in facts.items("nodes") or ()}
     usages = []
     with suppress(BackendError):
-        for path in Records().newest(_RECORDS) if node_names else ():
+        for path in Records().newest()[:_RECORDS] if node_names else ():
             with suppress(BackendError):
                 record = RecordBackend(path)
                 usages.append(read_usage(record, record.snapshot(record.find(""))))

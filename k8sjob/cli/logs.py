@@ -320,14 +320,11 @@ class Saver:
 
 
 def _may_become(path: Path, part: Path) -> bool:
-    """Whether nothing is lost if `part` takes this name."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    """Whether nothing is lost if `part` takes this name: one of both begins with the other."""
+    if not os.path.lexists(path):
+        return True
+    if path.is_symlink() or not path.is_file():
         return False
-    return not path.exists() or _is_continuation(path, part)
-
-
-def _is_continuation(path: Path, other_path: Path) -> bool:
-    """Whether the shorter of two files is the beginning of the longer one."""
-    with path.open("rb") as first, other_path.open("rb") as second:
+    with path.open("rb") as first, part.open("rb") as second:
         chunks = (iter(partial(file.read, _CHUNK), b"") for file in (first, second))
         return all(a[: len(b)] == b[: len(a)] for a, b in zip(*chunks, strict=False))
