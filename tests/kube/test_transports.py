@@ -244,21 +244,6 @@ def test_a_stream_that_is_refused(transport, apiserver):
     assert (told.value.code, told.value.reason) == (410, "Expired")
 
 
-def test_several_threads_ask_at_once(transport, apiserver):
-    apiserver.on((200, {"kind": "PodList"}))
-    there, found = transport(), []
-
-    def ask():
-        found.append(there.request("GET", PODS))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert found == [{"kind": "PodList"}] * 8
-
-
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [

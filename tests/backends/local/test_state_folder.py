@@ -3,7 +3,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,28 +131,6 @@ def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
         fail()
     assert {path.name for path in store.root.iterdir()} == {"jobs", "checkpoints", "claims"}
     assert list((store.root / "jobs").iterdir()) == []
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    file = tmp_path / "state.json"
-    write_json(file, {"n": 0, "fill": ""})
-    stop = threading.Event()
-
-    def write():
-        for n in range(400):
-            write_json(file, {"n": n, "fill": "x" * (n * 50)})
-        stop.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = []
-    while not stop.is_set():
-        body = read_json(file)
-        assert len(body["fill"]) == body["n"] * 50
-        seen.append(body["n"])
-    writer.join()
-    assert seen == sorted(seen)
-    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, full_disk):
