@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from k8sjob.observe.webhook import Webhook
 
 _READERS: Final = 4
-"""Jobs that are read at the same time."""
+"""Jobs that are read at the same time because they have changed."""
 _LOOK_SECONDS: Final = 30.0
-"""Seconds between checks of the jobs that have not ended."""
+"""Seconds from one check of the jobs that have not ended to the next."""
 _PATIENCE_SECONDS: Final = 300.0
 """A problem that resolves itself sooner is not reported: images take minutes to pull."""
 _AGAIN_SECONDS: Final = 60.0
@@ -139,9 +139,8 @@ class Collector:
             for uid, job in list(self._jobs.items()):
                 if job.is_complete and job.is_deleted:
                     del self._jobs[uid]
-                elif not job.is_complete:
-                    with suppress(RuntimeError):  # it is shut down
-                        self._readers.submit(self._read, job)
+                elif not (job.is_complete or stop.is_set()):
+                    self._read(job)  # here, or many would keep the readers from what ends
 
     def _read(self, job: _Job) -> None:
         ref = JobRef.of(job_of(job.newest))

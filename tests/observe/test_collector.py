@@ -175,6 +175,41 @@ def test_the_deletion_of_a_job_costs_no_output_that_is_recorded(state, left):
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
+def test_jobs_that_take_long_to_read_keep_no_end_from_its_record():
+    reads, slow, waits, ended = set(), threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Cluster):
+        def snapshot(self, ref):
+            reads.add(ref.uid)
+            if slow.is_set() and ref != REF:
+                waits.set()
+                ended.wait(60)
+            return jobs[ref.uid]
+
+    jobs = {}
+    for uid in map(str, range(collector._READERS + 1)):
+        jobs[uid] = now("Running", pod=running("master-0")[0])
+        jobs[uid].job.raw["metadata"] |= {"name": f"slow-{uid}", "uid": uid}
+    jobs[REF.uid] = now("Failed", pod=FAILED)
+    others = iter(jobs.values())
+    cluster = Slow(next(others))
+
+    def later():
+        cluster.found = next(others)
+        if cluster.found is jobs[REF.uid]:
+            waiting.until(lambda: reads | {REF.uid} == {*jobs})
+            slow.set()
+            assert waits.wait(60)
+
+    def recorded(said):
+        if any(line.startswith("ns/job Failed: ") for line in said):
+            ended.set()
+        return ended.is_set()
+
+    cluster.later = later
+    collect(cluster, *[Kind.ADDED] * len(jobs), until=recorded)
+
+
 def test_a_job_that_stalls_is_reported_once(monkeypatch):
     monkeypatch.setattr(collector, "_PATIENCE_SECONDS", 0.05)
     sent = Sent()

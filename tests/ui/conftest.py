@@ -41,7 +41,7 @@ class Client:
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"http://127.0.0.1:{self.port}{path}"
         sent = {name: value for name, value in given.items() if value}
-        answer = self._http.request(method, url, headers=sent, timeout=20)
+        answer = self._http.request(method, url, headers=sent, timeout=60)
         body = answer.data
         kind = answer.headers.get("content-type", "")
         return answer.status, answer.headers, json.loads(body) if "json" in kind else body

@@ -158,7 +158,7 @@ def test_answers_that_nobody_reads_keep_no_connection(serve, path):
     client = serve(JobsInMemory())
     ask = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
     with ExitStack() as stack:
-        unread = [opened(client, stack) for _ in range(200)]
+        unread = [opened(client, stack) for _ in range(server._CONNECTIONS + 20)]
         for connection in unread:
             connection.settimeout(0)
             with suppress(OSError):
