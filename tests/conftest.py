@@ -115,7 +115,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return nodeid if nodeid.startswith(DIVIDED) else _scope(nodeid)
+            scope = _scope(nodeid)
+            return nodeid if scope.startswith(DIVIDED) else scope
 
     return Scheduler(config, log)
 
