@@ -9,10 +9,12 @@ import functools
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from baseimage import SUITE, Buildah, missing_tools, once
@@ -27,7 +29,9 @@ from needs import lacking
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
+from k8sjob.jobs.plan import plan_job
 from k8sjob.rendering.dockerfile import write_context
+from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import job_of
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
@@ -41,6 +45,8 @@ CRDS = {
     "trainer": "crd/trainjobs.trainer.kubeflow.org",
     "kueue": "crd/workloads.kueue.x-k8s.io",
 }
+TRAIN = Path(__file__).resolve().parents[1] / "dist/programs/train.py"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 KEPT = []
 """Beds that other processes of this session use, too; they end with the session."""
 
@@ -163,6 +169,11 @@ def added(cluster, name):
 
 
 @pytest.fixture
+def controllers(trainer):
+    """Those of all kinds run."""
+
+
+@pytest.fixture
 def jobset(cluster):
     """The JobSet controller runs in the cluster."""
     added(cluster, "jobset")
@@ -227,17 +238,23 @@ def namespace(cluster):
 
 
 @pytest.fixture
-def kubeconfig_of(cluster, namespace, tmp_path):
+def config(cluster, namespace):
+    """The administrator's kubeconfig, as data, to be changed; its namespace is the test's."""
+    view = ("config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    config = json.loads(cluster.kubectl(*view).stdout)
+    config["contexts"][0]["context"]["namespace"] = namespace
+    return config
+
+
+@pytest.fixture
+def kubeconfig_of(cluster, namespace, config, tmp_path):
     """Writes the kubeconfig of a service account of the test's namespace: its file, and a token."""
 
     def write(account):
         token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
-        view = ("config", "view", "--raw", "--minify", "-o", "json")
-        config = json.loads(cluster.kubectl(*view).stdout)
-        config["users"][0]["user"] = {"token": token}
-        config["contexts"][0]["context"]["namespace"] = namespace
+        users = [{"name": config["users"][0]["name"], "user": {"token": token}}]
         file = tmp_path / f"{account}.kubeconfig"
-        file.write_text(json.dumps(config))
+        file.write_text(json.dumps({**config, "users": users}))
         return file, token
 
     return write
@@ -270,6 +287,25 @@ def image_of(cluster, tmp_path_factory):
         return built[key]
 
     return make
+
+
+@pytest.fixture
+def train(desk, tmp_path, image_of):
+    """Creates a job that runs train.py, 100m of a core a node: its reference."""
+    shutil.copy(TRAIN, tmp_path)
+
+    def submit(name, options, **fields):
+        spec = JobSpec(
+            name=name,
+            namespace=desk.namespace,
+            image={"repository": "registry.example/tests/train", "base": "debian"},
+            resources={"cpu": 1, "requests": {"cpu": "100m"}},
+            run={"script": TRAIN.name, "args": [json.dumps(options)], "env": ONE_THREAD},
+            **fields,
+        )
+        return desk.backend.create(plan_job(spec, tmp_path, image=image_of(spec, tmp_path)))
+
+    return submit
 
 
 def eventually(done, what, *, deadline=300.0):

@@ -61,6 +61,14 @@ class Desk:
         file.write_text(yaml.safe_dump(spec))
         return file
 
+    def code(self, main, name="tiny", **fields):
+        """The job.yaml of a Python script, which is put upon the base image."""
+        (self.folder / "main.py").write_text(main)
+        base, repository = self.cluster.base_image, f"{self.cluster.registry}/pushed/{name}"
+        small = {"cpu": "1", "memory": "1Gi", "requests": {"cpu": "50m", "memory": "200Mi"}}
+        own = {"image": {"repository": repository, "base": base}, "run": {"script": "main.py"}}
+        return self.file(name=name, **{**own, "resources": small, **fields})
+
     def objects(self, kind):
         """The objects of the namespace by name."""
         items = self.cluster.read(kind, namespace=self.namespace)

@@ -3,7 +3,7 @@
 The file (see `situations/`) is a list of steps, in a namespace that is made for them:
 `apply` some objects, `run` a command of a shell ($N is the namespace), or `record` a job under its
 name as soon as the first finding of `why` begins with these words, and has others. test_recorded.py
-replays what is recorded. `owners` in place of FILE: some of what test_owners.py makes.
+replays what is recorded. `owners` in place of FILE: what test_owners.py makes.
 """
 
 import json
@@ -22,16 +22,11 @@ from k8sjob.observe.logs import last_lines
 
 from .bed.cluster import Cluster
 from .bed.controllers import MANAGED
-from .test_owners import DENIED, FAULTS, KIND, OWNERS, create, prepare
+from .test_owners import DENIED, FAULTS, KIND, OWNERS, SITUATIONS, create, prepare
 from .test_why import Ward
 
 NAMESPACE, SHOWN = "test-record", "team"
 RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
-OF_OTHERS = (
-    "job-quota", "job-deadline", "cron-memory", "cron-account", "cron-probe", "set-init",
-    "set-peers", "set-claim", "pod-command", "pod-evicted", "wrap-exception", "wrap-deadline",
-    "wrap-gpus", "wrap-security",
-)  # fmt: skip
 SECONDS = 200  # until a cause must have shown itself
 TOKEN = "kube-api-access"
 DROPPED = {
@@ -104,9 +99,8 @@ def record_others(cluster):
     ward.mark, names = NAMESPACE, [f"crd/{KIND['metadata']['name']}"]
     try:
         names += prepare(ward)
-        situations = [name.split("-") for name in OF_OTHERS]
-        create(ward, situations)
-        for owner, fault in situations:
+        create(ward, SITUATIONS)
+        for owner, fault in SITUATIONS:
             job, (_, cause, *_) = f"{OWNERS[owner][1]}{owner}-{fault}", FAULTS[fault]
             where = ward.backend(DENIED.get(fault, ""))
             record(where, f"others-{owner}-{fault}", why=cause, job=job)

@@ -62,6 +62,7 @@ def kubeconfig(cluster, namespace, kubeconfig_of):
         cluster.kubectl("delete", one["kind"], one["metadata"]["name"])
 
 
+@pytest.mark.parametrize("either", ["kubectl"], indirect=True)
 def test_jobs_that_nobody_watched(either, collect, messages, eventually):
     collector = collect()
     never = {"policy": {"restart_policy": "Never", "termination_grace": "2s"}}

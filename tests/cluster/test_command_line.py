@@ -26,6 +26,7 @@ def running(desk, eventually, name="tiny"):
     return state(desk, name)
 
 
+@pytest.mark.parametrize("either", ["kubectl"], indirect=True)
 def test_a_job_through_its_life(either, eventually):
     here = ("-n", either.namespace)
     either.call("submit", either.file())
@@ -58,6 +59,7 @@ def test_a_job_through_its_life(either, eventually):
     eventually(lambda: not either.objects("pods"), "the end of its pods")
 
 
+@pytest.mark.parametrize("either", ["python"], indirect=True)
 def test_a_job_that_has_ended(either, eventually):
     here = ("-n", either.namespace)
     either.call("submit", either.file("echo done"))
@@ -75,6 +77,7 @@ def test_a_job_that_has_ended(either, eventually):
     assert "tiny succeeded" in either.call("why", "tiny", *here)[0]
 
 
+@pytest.mark.parametrize("either", ["kubectl"], indirect=True)
 def test_lists_of_one_namespace_of_all_and_by_label(either):
     for name, team in (("one", "a"), ("two", "b")):
         either.call("submit", either.file("true", name=name, labels={"team": team}))

@@ -26,13 +26,6 @@ COMMANDS = (
 
 
 @pytest.fixture
-def config(cluster):
-    """The administrator's kubeconfig, as data, to be changed."""
-    view = ("config", "view", "--raw", "--minify", "-o", "json")
-    return json.loads(cluster.kubectl(*view).stdout)
-
-
-@pytest.fixture
 def run(cluster, namespace, tmp_path):
     """Runs a command line with a kubeconfig and a client; the completed process."""
     (tmp_path / "job.yaml").write_text(
@@ -41,7 +34,6 @@ def run(cluster, namespace, tmp_path):
 
     def call(config, client, *args):
         file = tmp_path / "kubeconfig"
-        config["contexts"][0]["context"]["namespace"] = namespace
         file.write_text(json.dumps(config))
         if args[0] != "render":
             args = (*args, "--client", client)

@@ -10,16 +10,11 @@ MAIN = (Path(__file__).parents[1] / "dist/programs/until.py").read_text()
 
 def test_the_first_worker_is_lost_and_the_others_go_on(desk, checkpoints, eventually):
     checkpoints("checkpoints")
-    (desk.folder / "main.py").write_text(MAIN)
-    file = desk.file(
-        name="elastic",
-        image={
-            "repository": f"{desk.cluster.registry}/pushed/elastic",
-            "base": desk.cluster.base_image,
-        },
+    file = desk.code(
+        MAIN,
+        "elastic",
         run={"script": "main.py", "args": ["/checkpoints/done"], "env": {"OMP_NUM_THREADS": "1"}},
         replicas={"workers": 1, "elastic": {"min": 1, "max": 2}},
-        resources={"cpu": "2", "memory": "1Gi", "requests": {"cpu": "50m", "memory": "400Mi"}},
         checkpoint={"dir": "/checkpoints", "every": 1},
         volumes=[{"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}],
     )

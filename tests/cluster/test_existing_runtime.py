@@ -9,10 +9,10 @@ import yaml
 
 from k8sjob.spec import load
 
+from .bed.components import cluster_role
 from .desk import shortened
-from .test_rbac import CLIENTS, RBAC, ROOT, User
+from .test_rbac import RBAC, ROOT, User
 
-RBAC_API = "rbac.authorization.k8s.io"
 STOCK = ROOT / "tests/targets/stock_runtimes.yaml"
 SMALL = {"cpu": 1, "memory": "2Gi", "requests": {"cpu": "50m", "memory": "200Mi"}}
 JOB = """\
@@ -32,19 +32,10 @@ policy: {{termination_grace: 2s, active_deadline: 1h}}
 def runtime(cluster, trainer, namespace):
     """Trainer's torch-distributed under a name of the test's own, which all who log in may read."""
     name = f"torch-{namespace}"
-    by_name = {"apiVersion": f"{RBAC_API}/v1", "metadata": {"name": name}}
-    api = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["clustertrainingruntimes"]}
-    to = {"kind": "Group", "name": "system:authenticated", "apiGroup": RBAC_API}
-    objects = [
-        {**next(yaml.safe_load_all(STOCK.read_text())), "metadata": by_name["metadata"]},
-        {**by_name, "kind": "ClusterRole", "rules": [{**api, "verbs": ["get", "list", "watch"]}]},
-        {
-            **by_name,
-            "kind": "ClusterRoleBinding",
-            "roleRef": {"kind": "ClusterRole", "name": name, "apiGroup": RBAC_API},
-            "subjects": [to],
-        },
-    ]
+    rule = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["clustertrainingruntimes"]}
+    rule["verbs"] = ["get", "list", "watch"]
+    stock = next(yaml.safe_load_all(STOCK.read_text())) | {"metadata": {"name": name}}
+    objects = [stock, *cluster_role(name, "system:authenticated", rule, kind="Group")]
     for item in objects:
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(item))
     yield name
@@ -62,42 +53,41 @@ def eve(cluster, namespace, kubeconfig_of):
     return User(cluster, *kubeconfig_of("eve"), namespace)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_user_of_kubeflow_can_do_everything(client, eve, *, runtime, tmp_path, eventually):
-    by, job = ("--client", client), f"{eve.namespace}/digits"
+def test_a_user_of_kubeflow_can_do_everything(eve, runtime, tmp_path, eventually):
+    job = f"{eve.namespace}/digits"
     cluster, file = eve.cluster, tmp_path / "job.yaml"
     file.write_text(JOB.format(image=cluster.base_image, seconds=600))
     for ask in (("submit",), ("submit", "--target", "auto"), ("diff",)):
-        answer = eve.k8sjob(*ask, file, *by, code=2 if ask == ("diff",) else 1)
+        answer = eve.k8sjob(*ask, file, code=2 if ask == ("diff",) else 1)
         assert "cannot create trainingruntimes" in answer
         assert f"`runtime: {runtime}`" in answer
     assert "clustertrainingruntimes/none does not exist" in eve.k8sjob(
-        "submit", file, "--runtime", "none", *by, code=1
+        "submit", file, "--runtime", "none", code=1
     )
     over = (file, "--runtime", runtime)
-    assert "jobs can be submitted" in eve.k8sjob("doctor", *over, *by)
-    assert "created (server dry run)" in eve.k8sjob("submit", *over, "--dry-run=server", *by)
-    assert "target trainjob: not pytorchjob" in eve.k8sjob("submit", *over, "--target=auto", *by)
-    assert "as the same job" in eve.k8sjob("submit", *over, *by)
-    eve.k8sjob("diff", *over, *by)
-    eventually(lambda: "I am 1 of 2 in there" in eve.k8sjob("logs", job, *by), "the output")
-    eventually(lambda: "Running" in eve.k8sjob("status", job, *by), "the job to run")
-    assert "digits" in eve.k8sjob("list", *by)
-    assert "nothing wrong was found" in eve.k8sjob("why", job, *by)
-    assert "container started" in eve.k8sjob("why", job, "--timing", *by)
-    eve.k8sjob("suspend", job, *by)
-    eventually(lambda: "Suspended" in eve.k8sjob("status", job, *by), "the suspension")
-    eve.k8sjob("resume", job, *by)
-    eventually(lambda: "Running" in eve.k8sjob("status", job, *by), "the job to run again")
+    assert "jobs can be submitted" in eve.k8sjob("doctor", *over)
+    assert "created (server dry run)" in eve.k8sjob("submit", *over, "--dry-run=server")
+    assert "target trainjob: not pytorchjob" in eve.k8sjob("submit", *over, "--target=auto")
+    assert "as the same job" in eve.k8sjob("submit", *over)
+    eve.k8sjob("diff", *over)
+    eventually(lambda: "I am 1 of 2 in there" in eve.k8sjob("logs", job), "the output")
+    eventually(lambda: "Running" in eve.k8sjob("status", job), "the job to run")
+    assert "digits" in eve.k8sjob("list")
+    assert "nothing wrong was found" in eve.k8sjob("why", job)
+    assert "container started" in eve.k8sjob("why", job, "--timing")
+    eve.k8sjob("suspend", job)
+    eventually(lambda: "Suspended" in eve.k8sjob("status", job), "the suspension")
+    eve.k8sjob("resume", job)
+    eventually(lambda: "Running" in eve.k8sjob("status", job), "the job to run again")
     file.write_text(JOB.format(image=cluster.base_image, seconds=1))
-    assert "a different job" in eve.k8sjob("submit", *over, *by, code=1)
-    eve.k8sjob("submit", "--replace", *over, *by)
-    assert "Succeeded" in eve.k8sjob("watch", job, *by)
-    assert "digits succeeded" in eve.k8sjob("why", job, *by)
+    assert "a different job" in eve.k8sjob("submit", *over, code=1)
+    eve.k8sjob("submit", "--replace", *over)
+    assert "Succeeded" in eve.k8sjob("watch", job)
+    assert "digits succeeded" in eve.k8sjob("why", job)
     assert cluster.read("trainingruntimes", namespace=eve.namespace) == []
-    eve.k8sjob("delete", job, *by)
-    assert "no job 'none'" in eve.k8sjob("status", f"{eve.namespace}/none", *by, code=102)
-    assert "digits" not in eve.k8sjob("list", *by)
+    eve.k8sjob("delete", job)
+    assert "no job 'none'" in eve.k8sjob("status", f"{eve.namespace}/none", code=102)
+    assert "digits" not in eve.k8sjob("list")
 
 
 def test_its_deadline_is_the_cause(eve, runtime, tmp_path):

@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -23,7 +21,6 @@ from k8sjob.targets.jobs import TARGETS, by_name
 
 from .desk import SLEEP
 
-TRAIN = Path(__file__).resolve().parents[1] / "dist/programs/train.py"
 FRAMEWORKS = {target.name: target.kueue_framework for target in TARGETS}
 HOST = "kubernetes.io/hostname"
 KINDS = tuple(target.name for target in TARGETS)
@@ -50,25 +47,6 @@ def plan(desk):
 @pytest.fixture
 def create(desk, plan):
     return lambda *args, **fields: desk.backend.create(plan(*args, **fields))
-
-
-@pytest.fixture
-def train(desk, tmp_path, image_of):
-    """Creates a job that runs train.py, 100m of a core a node."""
-    shutil.copy(TRAIN, tmp_path)
-
-    def submit(name, options, **fields):
-        spec = JobSpec(
-            name=name,
-            namespace=desk.namespace,
-            image={"repository": "registry.example/tests/kueue", "base": "debian"},
-            resources={"cpu": 1, "requests": {"cpu": "100m"}},
-            run={"script": "train.py", "args": [json.dumps(options)]},
-            **fields,
-        )
-        return desk.backend.create(plan_job(spec, tmp_path, image=image_of(spec, tmp_path)))
-
-    return submit
 
 
 @pytest.fixture

@@ -22,24 +22,11 @@ def policy(job):
 
 
 @pytest.fixture
-def jobs(cluster, namespace, eventually, get):
+def jobs(desk, eventually, get):
     """Two jobs of two pods each, which listen: "a" and "b"."""
-    listen = f"import http.server as h; h.test(h.SimpleHTTPRequestHandler, port={PORT})"
+    listen = f"python3 -m http.server {PORT}"
     for name in ("a", "b"):
-        container = {
-            "name": "pytorch",
-            "image": cluster.base_image,
-            "command": ["python3", "-c", listen],
-        }
-        pod = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
-        replica = {"replicas": 1, "restartPolicy": "Never", "template": pod}
-        job = {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"pytorchReplicaSpecs": {"Master": replica, "Worker": replica}},
-        }
-        cluster.create(job, namespace)
+        desk.call("submit", desk.file(listen, name=name))
     eventually(
         lambda: [pod["status"]["phase"] for pod in get("pods")] == ["Running"] * 4, "four pods"
     )
@@ -86,8 +73,11 @@ def test_the_job_is_named_once():
     assert json.dumps(spec).count("my-job") == 4
 
 
-def test_a_job_with_it_is_closed_to_others(cluster, namespace, jobs, reaches, eventually):
-    assert reaches("b-master-0", "a-master-0")
+def test_a_job_with_it_is_closed_to_others(request, cluster, namespace, reaches, eventually):
+    if cluster.node_folder:
+        pytest.skip("no network plugin of a bed enforces a NetworkPolicy")
+    request.getfixturevalue("jobs")
+    eventually(lambda: reaches("b-master-0", "a-master-0"), "the way in")
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(CLOSED))
     for _ in range(10):
         enforced = not reaches("b-master-0", "a-master-0")

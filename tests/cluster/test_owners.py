@@ -1,4 +1,4 @@
-"""Jobs that k8sjob did not make, of five kinds, with ten faults each: what `why` says of them.
+"""Jobs that k8sjob did not make, of five kinds, each with some faults: what `why` says of them.
 
 The last kind is one of these tests' own, as an AppWrapper is: its object has the manifest of a Job
 in it, and its controller, which is played here, has created that Job.
@@ -137,15 +137,15 @@ def wrapper(name, spec):
 
 OWNERS = {
     "job": (plain_job, "job/", "spec.template.spec.",
-            "image command exception memory secret gpus init deadline quota evicted"),
+            "image memory gpus deadline quota"),
     "cron": (of_cron_job, "job/", "spec.template.spec.",
-             "image command exception config claim selector probe security account memory"),
+             "command config memory probe account"),
     "set": (stateful_set, "sts/", "spec.template.spec.",
-            "image exception memory secret claim selector init probe quota peers"),
+            "secret claim init peers"),
     "pod": (bare_pod, "pod/", "spec.",
-            "image command exception memory secret claim gpus init probe evicted"),
+            "image command evicted"),
     "wrap": (wrapper, f"wrappers.{GROUP}/", "spec.components[0].template.spec.template.spec.",
-             "image exception config gpus selector deadline init quota security memory"),
+             "exception gpus selector deadline security"),
 }  # fmt: skip
 """What makes the objects, how `why` is asked, where the Pod's spec is, the faults."""
 SITUATIONS = [(owner, fault) for owner, row in OWNERS.items() for fault in row[-1].split()]

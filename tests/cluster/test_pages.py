@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from pages import PAGES, Reader, blocks, name
 
 
@@ -12,9 +11,7 @@ from pages import PAGES, Reader, blocks, name
     [page for page in PAGES if any(block["note"] == "needs" for block in blocks(page))],
     ids=name,
 )
-def test_what_a_page_shows_is_what_happens(page, cluster, namespace, tmp_path):
-    config = yaml.safe_load(cluster.kubectl("config", "view", "--raw", "--minify").stdout)
-    config["contexts"][0]["context"]["namespace"] = namespace
+def test_what_a_page_shows_is_what_happens(page, cluster, namespace, config, tmp_path):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config))
     there = {"registry.example/team/hello:1": cluster.base_image, "vision/": f"{namespace}/"}

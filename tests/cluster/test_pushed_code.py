@@ -20,13 +20,7 @@ dist.destroy_process_group()
 
 
 def test_code_runs_in_its_folder_as_another_user_than_root(desk):
-    registry = desk.cluster.registry
-    (desk.folder / "main.py").write_text(MAIN)
-    job = desk.file(
-        image={"repository": f"{registry}/pushed/code", "base": desk.cluster.base_image},
-        run={"script": "main.py"},
-        resources={"cpu": "100m", "memory": "300Mi"},
-    )
+    job = desk.code(MAIN)
     reference, _ = desk.call("push", job)
     desk.call("submit", job, "--image", reference.strip(), "--watch")
     assert detail(desk) == {
@@ -62,20 +56,14 @@ PROFILE = {"type": "RuntimeDefault"}
 def test_code_runs_as_the_user_that_a_namespace_of_openshift_chooses(desk, cluster, builds):
     ranges = [f"openshift.io/sa.scc.{name}={UID}/10000" for name in IDS]
     cluster.kubectl("annotate", "namespace", desk.namespace, *ranges)
-    (desk.folder / "main.py").write_text(CACHING + MAIN)
     (desk.folder / "data").mkdir()
     (desk.folder / "data/digits.csv").write_text("1,2\n")
-    code = {"repository": f"{cluster.registry}/pushed/chosen", "base": cluster.base_image}
-    fields = {
-        "run": {"script": "main.py"},
-        "resources": {"cpu": "100m", "memory": "300Mi"},
-        # OpenShift's admission adds these to a Pod that names none, and this cluster has it not.
-        "pod_template": {"spec": {"securityContext": {"fsGroup": UID, "runAsUser": UID}}},
-    }
-    job = desk.file(image=code, **fields)
+    # OpenShift's admission adds these to a Pod that names none, and this cluster has it not.
+    ids = {"spec": {"securityContext": {"fsGroup": UID, "runAsUser": UID}}}
+    job = desk.code(CACHING + MAIN, pod_template=ids)
     reference, _ = desk.call("push", job)
     if not builds:
-        job = desk.file(image=reference.strip(), **fields)
+        job = desk.code(CACHING + MAIN, image=reference.strip(), pod_template=ids)
     desk.call("submit", job, *(("--image", reference.strip()) if builds else ()), "--watch")
     shown = detail(desk)
     assert shown | {"files": []} == {

@@ -15,8 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RBAC = ROOT / "manifests/rbac"
 CLIENTS = ("python", "kubectl")
 KINDS = ("pytorchjob", "trainjob", "jobset", "job")
-CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
-"""The fixtures of the controllers that kinds need, beside those of every cluster."""
+IN_TURN = [*zip(CLIENTS[::-1] * 2, KINDS, strict=True)]
 JOB = """\
 name: {name}
 image: {image}
@@ -45,13 +44,8 @@ class User:
 
     def kubectl(self, *args):
         """Run kubectl as this user; its stderr, empty where it may."""
-        return self._run([str(self.cluster.kubectl_path), *args]).stderr
-
-    def _run(self, argv):
-        env = self.cluster.env | {"KUBECONFIG": str(self.kubeconfig)}
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=300, check=False, env=env
-        )
+        argv = [self.cluster.kubectl_path, f"--kubeconfig={self.kubeconfig}", *args]
+        return subprocess.run(argv, capture_output=True, text=True, check=False).stderr
 
 
 @pytest.fixture
@@ -81,8 +75,8 @@ def user(cluster, namespace, kubeconfig_of):
 def kind(request):
     """The kind of the test's jobs; its controller runs."""
     name = getattr(request, "param", "pytorchjob")
-    if fixture := CONTROLLERS.get(name):
-        request.getfixturevalue(fixture)
+    if name != "pytorchjob":
+        request.getfixturevalue("controllers")
     return name
 
 
@@ -108,11 +102,7 @@ def running(cluster, namespace, job_file, eventually, get):
     return "theirs"
 
 
-@pytest.mark.parametrize(
-    ("client", "kind"),
-    [*((client, "pytorchjob") for client in CLIENTS), *(("python", kind) for kind in KINDS[1:])],
-    indirect=["kind"],
-)
+@pytest.mark.parametrize(("client", "kind"), IN_TURN, indirect=["kind"])
 def test_a_submitter_can_do_all_that_the_documentation_says(
     client, kind, user, job_file, eventually
 ):
@@ -168,11 +158,7 @@ def test_a_submitter_reads_no_secret_no_other_namespace_and_runs_nothing_in_pods
     assert eve.kubectl("get", "pods") == ""  # the refusals above were not for want of a login
 
 
-@pytest.mark.parametrize(
-    ("client", "kind"),
-    [("kubectl", "pytorchjob"), *(("python", kind) for kind in KINDS)],
-    indirect=["kind"],
-)
+@pytest.mark.parametrize(("client", "kind"), IN_TURN, indirect=["kind"])
 def test_a_viewer_looks_and_changes_nothing(client, kind, user, *, running, job_file, get):
     eve = user(Grant.VIEWER)
     by = ("--client", client)

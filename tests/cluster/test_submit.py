@@ -13,6 +13,7 @@ from cluster.desk import SLEEP
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize("either", ["kubectl"], indirect=True)
 def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
     file = either.file("echo hello; sleep 2; echo bye")
     out, err = either.call("submit", file, "--watch")
@@ -35,10 +36,7 @@ def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
 
 def test_code_gets_into_the_cluster_by_the_same_line(desk):
     """Without a builder and without --image: pushed, submitted, followed."""
-    image = {"repository": f"{desk.cluster.registry}/k8sjob-tests", "base": desk.cluster.base_image}
-    resources = {"cpu": "50m", "memory": "300Mi"}
-    file = desk.file(image=image, run={"script": "main.py"}, resources=resources)
-    (desk.folder / "main.py").write_text("import os\nprint('this is', os.environ['RANK'])\n")
+    file = desk.code("import os\nprint('this is', os.environ['RANK'])\n")
     (desk.folder / ".dockerignore").write_text("*\n!main.py\n")
     out, err = desk.call("submit", file, "--watch")
     assert "code: 1 file" in err
@@ -55,6 +53,7 @@ def test_code_gets_into_the_cluster_by_the_same_line(desk):
     assert "master-0 | other\n" in out
 
 
+@pytest.mark.parametrize("either", ["python"], indirect=True)
 def test_what_is_there_decides(either, eventually):
     file = either.file()
     either.call("submit", file)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import time
 import uuid
 from pathlib import Path
@@ -20,7 +19,7 @@ from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.rendering.manifest import render
-from k8sjob.spec import Elastic, Image, JobSpec, Resources, load
+from k8sjob.spec import Elastic, Image, Resources, load
 from k8sjob.targets.jobs import TARGETS, by_name
 
 from .bed.components import webhook_secret
@@ -32,56 +31,16 @@ IMAGE = Image(repository="registry.example/tests/targets", base="debian", requir
 SMALL = Resources(cpu=1, memory="2Gi", requests={"cpu": "50m", "memory": "200Mi"})
 UID = 1000750000
 LONG = {"epochs": 4, "dropout": 0.3, "pause": 0.5}
+PAIR = {"workers": 1}
 OTHERS = [target.name for target in TARGETS[1:]]
-CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
-"""The fixtures of the controllers that kinds need, beside those of every cluster."""
 BELONGINGS = {"trainjob": "trainingruntimes"}
 """What belongs to a job, where it is no Service."""
 
 
-@pytest.fixture
-def controllers(request):
-    """The controllers of all kinds run."""
-    for fixture in set(CONTROLLERS.values()):
-        request.getfixturevalue(fixture)
-
-
 @pytest.fixture(params=OTHERS)
-def target(request):
+def target(request, controllers):
     """A kind of job; its controller runs."""
-    if fixture := CONTROLLERS.get(request.param):
-        request.getfixturevalue(fixture)
     return by_name(request.param)
-
-
-@pytest.fixture
-def programs(tmp_path):
-    shutil.copy(TESTS / "dist/programs/train.py", tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def start(desk, programs, image_of):
-    """Creates a job that runs train.py on two nodes: its reference."""
-
-    def submit(target, options, name="run", **fields):
-        spec = JobSpec(
-            name=f"{target}-{name}",
-            namespace=desk.namespace,
-            target=target,
-            image={"repository": "registry.example/tests/targets", "base": "debian"},
-            replicas={"workers": 1},
-            resources={"cpu": 1, "memory": "2Gi", "requests": {"cpu": "50m", "memory": "200Mi"}},
-            run={
-                "script": "train.py",
-                "args": [json.dumps(options)],
-                "env": {"OMP_NUM_THREADS": "1"},
-            },
-            **fields,
-        )
-        return desk.backend.create(plan_job(spec, programs, image=image_of(spec, programs)))
-
-    return submit
 
 
 @pytest.fixture
@@ -94,6 +53,17 @@ def ended(desk, eventually):
         return desk.backend.snapshot(ref)
 
     return wait
+
+
+@pytest.fixture
+def submitted(desk):
+    """Submits a job of each other kind, of that name: what was said of each."""
+
+    def submit(script, **fields):
+        files = {kind: desk.file(script, kind, target=kind, **fields) for kind in OTHERS}
+        return {kind: desk.call("submit", file)[1] for kind, file in files.items()}
+
+    return submit
 
 
 def test_what_a_user_does_with_a_job(desk, target, eventually):
@@ -214,27 +184,29 @@ def test_all_kinds_are_listed_in_one_table_and_watched(desk, eventually):
     )
 
 
-def test_what_is_rendered_is_what_kubectl_takes(desk, target, eventually):
-    text, _ = desk.call("render", desk.file("exit 0", target=target.name))
-    desk.cluster.kubectl("apply", "-n", desk.namespace, "-f", "-", stdin=text)
-    eventually(lambda: desk.status().state is JobState.SUCCEEDED, "its end")
-    desk.call("delete", f"{desk.namespace}/tiny")
-    beside = BELONGINGS.get(target.name, "services")
-    eventually(lambda: not desk.objects(beside), "the end of what belongs to it")
+@pytest.mark.usefixtures("controllers")
+def test_what_is_rendered_is_what_kubectl_takes(desk, eventually):
+    for kind in OTHERS:
+        text, _ = desk.call("render", desk.file("exit 0", kind, target=kind))
+        desk.cluster.kubectl("apply", "-n", desk.namespace, "-f", "-", stdin=text)
+    for kind in OTHERS:
+        eventually(lambda kind=kind: desk.status(kind).state is JobState.SUCCEEDED, "its end")
+        desk.call("delete", f"{desk.namespace}/{kind}")
+        beside = BELONGINGS.get(kind, "services")
+        left = lambda kind=kind, beside=beside: kind in desk.objects(beside)  # noqa: E731
+        eventually(lambda left=left: not left(), "the end of what belongs to it")
 
 
-def test_nothing_is_left_of_a_job_that_is_refused(desk, target):
-    counted = f"count/{target.resource}.{target.api_version.partition('/')[0]}"
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "none"},
-        "spec": {"hard": {counted: "0"}},
-    }
-    desk.cluster.kubectl("create", "-n", desk.namespace, "-f", "-", stdin=yaml.safe_dump(quota))
-    _, err = desk.call("submit", desk.file(target=target.name), code=1)
-    assert "quota" in err
-    assert desk.objects(BELONGINGS.get(target.name, "services")) == {}
+@pytest.mark.usefixtures("controllers")
+def test_nothing_is_left_of_a_job_that_is_refused(desk):
+    groups = {one.resource: one.api_version.partition("/")[0] for one in map(by_name, OTHERS)}
+    hard = {f"count/{resource}.{group}": "0" for resource, group in groups.items()}
+    about = {"kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": hard}}
+    desk.cluster.create({"apiVersion": "v1", **about}, desk.namespace)
+    for kind in OTHERS:
+        _, err = desk.call("submit", desk.file(target=kind), code=1)
+        assert "quota" in err
+        assert desk.objects(BELONGINGS.get(kind, "services")) == {}
 
 
 @pytest.mark.usefixtures("controllers")
@@ -344,16 +316,18 @@ def test_the_same_job_has_the_same_numbers_as_every_kind(desk, shapes, image_of,
 
 @pytest.mark.usefixtures("controllers")
 def test_a_lost_pod_comes_back_and_the_training_continues_as_any_user(
-    desk, start, ended, checkpoints, eventually
+    desk, train, ended, checkpoints, eventually
 ):
     checkpoints("checkpoints", group=UID)
     # OpenShift's admission adds these ids to Pods that name none, and this cluster has it not.
     ids = {"runAsUser": UID, "fsGroup": UID}
     volume = {"name": "checkpoints", "mount": "/checkpoints", "pvc": "checkpoints"}
     refs = [
-        start(
-            target.name,
+        train(
+            f"run-{target.name}",
             LONG,
+            target=target.name,
+            replicas=PAIR,
             security="openshift",
             pod_template={"spec": {"securityContext": ids}},
             checkpoint={"dir": "/checkpoints", "every": 1},
@@ -372,7 +346,7 @@ def test_a_lost_pod_comes_back_and_the_training_continues_as_any_user(
         now = desk.backend.snapshot(ref)
         (lost,) = [pod for pod in now.pods if now.job.replica_of(pod) == "worker-0"]
         desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
-    undisturbed = start("pytorchjob", {**LONG, "pause": 0}, name="undisturbed")
+    undisturbed = train("undisturbed", {**LONG, "pause": 0}, replicas=PAIR)
     ended(undisturbed)
     expected = desk.result(undisturbed)["losses"]
     for ref in refs:
@@ -382,7 +356,7 @@ def test_a_lost_pod_comes_back_and_the_training_continues_as_any_user(
 
 
 @pytest.mark.usefixtures("trainer")
-def test_trainer_has_the_progress_of_a_training_in_its_status(bed, desk, start, ended, eventually):
+def test_trainer_has_the_progress_of_a_training_in_its_status(bed, desk, train, ended, eventually):
     # What Trainer has in a Pod: a token, for its issuer, and the Secret of its webhook, for the CA.
     token = bed.kubectl("create", "token", "default", "-n", desk.namespace).stdout.strip()
     folder = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -390,7 +364,7 @@ def test_trainer_has_the_progress_of_a_training_in_its_status(bed, desk, start, 
     secret = {"kind": "Secret", "metadata": {"name": "kubeflow-trainer-webhook-cert"}}
     bed.create({**secret, "data": webhook_secret(bed.folder / "pki")}, "kubeflow-system")
     bed.add("trainer", featureGates={"TrainJobStatus": True})
-    ref = start("trainjob", LONG)
+    ref = train("run", LONG, target="trainjob", replicas=PAIR)
     status = lambda: bed.read("trainjobs", ref.name, ref.namespace).get("status", {})  # noqa: E731
     early = eventually(lambda: status().get("trainerStatus"), "its progress")
     assert 0 <= early["progressPercentage"] < 100
@@ -402,41 +376,42 @@ def test_trainer_has_the_progress_of_a_training_in_its_status(bed, desk, start, 
     assert all("did not accept" not in line.text for line in desk.backend.logs(ref, "master-0"))
 
 
-def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):
-    script = "test $RANK = 1 && exit 7; sleep 600 & wait"
-    spec = yaml.safe_load(desk.file(script, target=target.name).read_text())
+@pytest.mark.usefixtures("controllers")
+def test_an_error_of_the_script_ends_the_job_at_once(desk, submitted, ended):
     policy = {"restart_policy": "ExitCode", "termination_grace": "2s"}
-    made = JobSpec.model_validate({**spec, "policy": policy})
-    ref = desk.backend.create(plan_job(made))
-    snapshot = ended(ref)
-    status = job_status(snapshot)
-    assert (status.state, status.reason) == (JobState.FAILED, "PodFailurePolicy")
-    first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
-    assert (first.id, first.replica) == (Cause.CRASH, "worker-0")
+    for kind in submitted("test $RANK = 1 && exit 7; sleep 600 & wait", policy=policy):
+        snapshot = ended(desk.backend.find(kind))
+        status = job_status(snapshot)
+        assert (status.state, status.reason) == (JobState.FAILED, "PodFailurePolicy")
+        first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
+        assert (first.id, first.replica) == (Cause.CRASH, "worker-0")
 
 
+@pytest.mark.usefixtures("controllers")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_cause_and_the_output_of_a_command_stay(desk, target, ended, workers):
-    policy = {"max_restarts": 1, "termination_grace": "2s"}
-    shape = {"target": target.name, "policy": policy, "replicas": {"workers": workers}}
-    tiny = f"{desk.namespace}/tiny"
-    desk.call("submit", desk.file('echo "rank $RANK: lost"; exit 7', **shape))
-    status = job_status(ended(desk.status().ref))
-    assert status.state is JobState.FAILED
-    assert len(status.replicas) == workers + 1
-    assert "exit code 7" in desk.call("why", tiny)[0]
-    assert "rank 0: lost" in desk.call("logs", tiny)[0]
+def test_the_cause_and_the_output_of_a_command_stay(desk, submitted, ended, workers):
+    shape = {"policy": {"max_restarts": 1, "termination_grace": "2s"}}
+    shape["replicas"] = {"workers": workers}
+    for kind in submitted('echo "rank $RANK: lost"; exit 7', **shape):
+        status = job_status(ended(desk.backend.find(kind)))
+        assert status.state is JobState.FAILED
+        assert len(status.replicas) == workers + 1
+        assert "exit code 7" in desk.call("why", f"{desk.namespace}/{kind}")[0]
+        assert "rank 0: lost" in desk.call("logs", f"{desk.namespace}/{kind}")[0]
 
 
-def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, target, eventually):
+@pytest.mark.usefixtures("controllers")
+def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, submitted, eventually):
     policy = {"restart_policy": "OnFailure", "max_restarts": 1, "termination_grace": "2s"}
-    file = desk.file("echo lost; exit 7", target=target.name, policy=policy)
-    assert "deletes its pods" in desk.call("submit", file)[1]
-    shown = "".join(desk.call("watch", f"{desk.namespace}/tiny", code=100))
-    assert "exit code 7" in shown
+    warnings = submitted("sleep 5; echo lost; exit 7", policy=policy)
+    watches = {kind: desk.start("watch", f"{desk.namespace}/{kind}") for kind in warnings}
+    for kind, watch in watches.items():
+        assert "deletes its pods" in warnings[kind]
+        assert "exit code 7" in "".join(watch.communicate(timeout=180))
+        assert watch.returncode == 100
 
-    def explained():  # once the Job controller has deleted the pods
-        found = "".join(desk.call("why", f"{desk.namespace}/tiny"))
-        return "without policy.restart_policy OnFailure" in found
+        def explained(kind=kind):  # once the Job controller has deleted the pods
+            found = "".join(desk.call("why", f"{desk.namespace}/{kind}"))
+            return "without policy.restart_policy OnFailure" in found
 
-    eventually(explained, "why says how to keep the cause")
+        eventually(explained, "why says how to keep the cause")

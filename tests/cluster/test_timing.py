@@ -19,14 +19,9 @@ with runtime.session() as job:
 
 
 def test_a_job_that_trains_says_where_the_time_went(desk):
-    (desk.folder / "main.py").write_text(MAIN)
-    job = desk.file(
-        image={
-            "repository": f"{desk.cluster.registry}/pushed/timing",
-            "base": desk.cluster.base_image,
-        },
+    job = desk.code(
+        MAIN,
         run={"script": "main.py", "env": {"OMP_NUM_THREADS": "1"}},
-        resources={"cpu": "2", "memory": "500Mi", "requests": {"cpu": "50m", "memory": "500Mi"}},
         # A worker that ends a moment after the master would go, with its output, between two looks.
         policy={"clean_pod_policy": "None"},
     )
@@ -75,15 +70,8 @@ while True:
 def test_without_an_init_container_workers_wait_by_themselves(desk, with_template):
     """The operator may be given a template of nothing where all jobs are k8sjob's."""
     with_template("[]\n")
-    (desk.folder / "main.py").write_text(MEETING)
-    repository = f"{desk.cluster.registry}/pushed/meeting"
-    job = desk.file(
-        image={"repository": repository, "base": desk.cluster.base_image},
-        run={"script": "main.py"},
-        resources={"cpu": "1", "memory": "200Mi", "requests": {"cpu": "50m", "memory": "50Mi"}},
-        policy={"termination_grace": "2s", "clean_pod_policy": "None"},
-    )
-    desk.call("submit", job, "--watch")
+    policy = {"termination_grace": "2s", "clean_pod_policy": "None"}
+    desk.call("submit", desk.code(MEETING, policy=policy), "--watch")
     pods = desk.objects("pods")
     assert set(pods) == {"tiny-master-0", "tiny-worker-0"}
     assert not any("initContainers" in pod["spec"] for pod in pods.values())

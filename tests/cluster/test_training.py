@@ -3,17 +3,17 @@
 import json
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from k8sjob.backends.cluster import connect
+from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
+from k8sjob.kube.objects import Pod
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import reporting_replica
+from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.rendering.manifest import render
 from k8sjob.spec import Image, JobSpec, Resources, load
 from k8sjob.targets.jobs import job_of
@@ -30,15 +30,12 @@ IMAGE = Image(repository="registry.example/tests/programs", base="debian", requi
 
 
 class Training:
-    """One job of the namespace, and everything that its speaker, the Master mostly, has said."""
+    """A job, and the lines that its speaker, the Master mostly, has written so far."""
 
-    def __init__(self, cluster, namespace, name, eventually, speaker="master-0"):
-        self.cluster, self.namespace, self.name = cluster, namespace, name
-        self.speaker = speaker
-        self._said = {}  # container id -> lines
-        self._eventually = eventually
-        self._over = threading.Event()
-        self._follower = threading.Thread(target=self._follow)
+    def __init__(self, desk, job, eventually):
+        self.desk, self.ref = desk, JobRef.of(desk.backend.create_manifest(job))
+        self.lines, self._eventually, self._over = [], eventually, threading.Event()
+        self._follower = threading.Thread(target=self._follow, args=[reporting_replica(job)])
 
     def __enter__(self):
         self._follower.start()
@@ -48,64 +45,31 @@ class Training:
         self._over.set()
         self._follower.join()
 
-    @property
-    def lines(self):
-        """What all its pods have said, one after the other."""
-        return [line for lines in [*self._said.values()] for line in [*lines]]
+    def _follow(self, speaker):
+        for line in self.desk.backend.logs(self.ref, speaker, follow=True, stop=self._over):
+            self.lines.append(line.text)
 
-    def _follow(self):
-        """Read the log of each container that the speaker has, once."""
-        while not self._over.wait(0.2):
-            states = (self.pod(self.speaker) or {}).get("status", {}).get("containerStatuses", [{}])
-            container = states[0].get("containerID")
-            if container is None or container in self._said:
-                continue
-            lines = self._said[container] = []
-            name = f"{self.name}-{self.speaker}"
-            lines.extend(self.cluster.logs(name, self.namespace, stop=self._over, follow="true"))
-
-    def pod(self, replica):
-        """A replica's pod as it is now, or None."""
-        return self.cluster.read("pods", f"{self.name}-{replica}", self.namespace)
-
-    def logs(self, replica):
-        return "".join(self.cluster.logs(f"{self.name}-{replica}", self.namespace))
+    def pods(self):
+        """What there is of each replica's pod."""
+        snapshot = self.desk.backend.snapshot(self.ref)
+        return {snapshot.job.replica_of(pod): pod for pod in snapshot.pods}
 
     def delete(self, *replicas):
-        """Delete pods as a node's drain would; the time at which it was asked for."""
-        moment = time.time()
+        """Delete pods as a node's drain would."""
         for replica in replicas:
-            self.cluster.delete("pods", f"{self.name}-{replica}", self.namespace)
-        return moment
-
-    def state(self):
-        """The conditions that hold."""
-        job = self.cluster.read("pytorchjobs", self.name, self.namespace)
-        conditions = job.get("status", {}).get("conditions", ())
-        return {c["type"] for c in conditions if c["status"] == "True"}
+            self.desk.cluster.delete("pods", f"{self.ref.name}-{replica}", self.desk.namespace)
 
     def finish(self, state="Succeeded"):
-        """Wait for the job's end."""
-        ended = self._eventually(
-            lambda: self.state() & {"Succeeded", "Failed"}, "the end of the job", deadline=900
-        )
-        assert ended == {state}, self.describe()
-
-    def describe(self):
-        """What a person would look at after a surprise."""
-        parts = ["".join(self.lines[-40:])]
-        for pod in self.cluster.read("pods", namespace=self.namespace):
-            name = pod["metadata"]["name"]
-            for previous in ("true", "false"):
-                log = self.cluster.logs(name, self.namespace, tailLines=12, previous=previous)
-                parts.append(f"--- {name}, previous={previous}\n{''.join(log)}")
-        shown = ("get", "pytorchjobs,pods", "-n", self.namespace, "-o", "yaml")
-        return "\n".join([*parts, self.cluster.kubectl(*shown).stdout])
+        """Wait for the job's end, and for its last line."""
+        status = lambda: job_status(self.desk.backend.snapshot(self.ref))  # noqa: E731
+        self._eventually(lambda: status().state.finished, "the end of the job", deadline=900)
+        self._follower.join()
+        assert status().state == state, "\n".join([str(self.cause()), *self.lines[-40:]])
 
     def cause(self):
         """The first finding of `why`."""
-        backend = connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace)
-        snapshot = backend.snapshot(backend.find(self.name))
+        backend = self.desk.backend
+        snapshot = backend.snapshot(self.ref)
         return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))[0]
 
     def events(self, kind):
@@ -119,12 +83,6 @@ class Training:
             f"epoch {epoch}",
             deadline=300,
         )
-
-    def show_recovery(self, moment):
-        """Print when what happened after a loss, in seconds; see `pytest -s`."""
-        for event in map(Event.decode, self.lines):
-            if event and event.time > moment:
-                print(f"{event.time - moment:6.2f} {event.kind} {event.data}")  # noqa: T201
 
     def result(self):
         """What train.py printed at its end: losses, weights, steps."""
@@ -141,19 +99,20 @@ def small(spec, **run):
     """The example, so that a test's node has room and time for it."""
     run = spec.run.model_copy(update={"script": f"{spec.name}.py", "env": ENV, **run})
     policy = spec.policy.model_copy(update={"clean_pod_policy": "None"})  # pods keep their logs
-    fields = {"resources": SMALL, "image": IMAGE, "namespace": None, "run": run, "policy": policy}
+    fields = {"resources": SMALL, "image": IMAGE, "run": run, "policy": policy}
+    if spec.strategy.kind != "parameter_server":  # two servers and a trainer
+        fields["replicas"] = spec.replicas.model_copy(update={"workers": 1})
     return spec.model_copy(update=fields)
 
 
 @pytest.fixture
-def start(cluster, namespace, eventually, image_of, programs):
+def start(desk, eventually, image_of, programs):
     """Starts a job: a Training to be used in a `with`."""
 
     def submit(spec):
+        spec = spec.model_copy(update={"namespace": desk.namespace})
         text = render(spec, image=image_of(spec, programs))
-        cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
-        reporter = reporting_replica(job_of(yaml.safe_load(text)))
-        return Training(cluster, namespace, spec.name, eventually, reporter)
+        return Training(desk, job_of(yaml.safe_load(text)), eventually)
 
     return submit
 
@@ -170,12 +129,12 @@ def programs(tmp_path_factory):
     return home
 
 
-def told(name, options, **fields):
+def told(name, options, workers=1, **fields):
     """A job that runs train.py with these options."""
     return JobSpec(
         name=name,
         image=IMAGE.model_dump(exclude_unset=True),
-        replicas={"workers": 2},
+        replicas={"workers": workers},
         resources=SMALL.model_dump(exclude_unset=True),
         **{
             "run": {
@@ -212,12 +171,13 @@ def test_an_example_trains_in_pods(start, checkpoints, name):
         assert started.data["world_size"] == nodes - (name == "parameter-server")  # it serves alone
         assert (started.data["backend"] == "jax") is (name == "keras-mesh")
         for index in range(1, nodes):
-            assert f"node {index} of {nodes}, " in training.logs(f"worker-{index - 1}")
+            lines = training.desk.backend.logs(training.ref, f"worker-{index - 1}")
+            assert f"node {index} of {nodes}, " in "\n".join(line.text for line in lines)
         first, last = (point[TRAINED[name]] for point in training.curve())
         assert last < first
 
 
-# Two processes in each of two pods, and one in each of four; what rank 0's pod writes.
+# Two processes in each of two pods, and one in each; what rank 0's pod writes.
 RAW = {
     "own-script": ("rank 0 of 4, local rank 0", "rank 1 of 4, local rank 1", "epoch 5: loss"),
     "fashion-ddp": ("epoch 5/5 loss",),
@@ -231,7 +191,7 @@ def test_an_ordinary_script_trains_in_pods(start, checkpoints, name):
         checkpoints(volume.pvc)
     with start(spec) as training:
         training.finish()
-        detail = "".join(training.lines)
+        detail = "\n".join(training.lines)
         for words in (*RAW[name], " nodes fine in "):  # the line of the preflight
             assert words in detail
         assert float(detail.partition("accuracy ")[2].split()[0]) > 0.7
@@ -251,7 +211,7 @@ def undisturbed(start, known):
     """What the same training comes to when nobody touches it."""
     if not known:
         options = {**LONG, "pause": 0}
-        with start(told("undisturbed", options, checkpoint=None, volumes=[])) as training:
+        with start(told("undisturbed", options, 2, checkpoint=None, volumes=[])) as training:
             training.finish()
             known.append(training.result())
     return known[0]
@@ -269,11 +229,10 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
     start, checkpoints, undisturbed, lost
 ):
     checkpoints("checkpoints")
-    with start(told("lost", LONG)) as training:
+    with start(told("lost", LONG, 2)) as training:
         training.await_epoch(2)
-        moment = training.delete(*lost)
+        training.delete(*lost)
         training.finish()
-        training.show_recovery(moment)
         (resumed,) = training.events("resumed")
         (stopping,) = training.events("stopping")
         assert resumed.data["step"] == stopping.data["step"]  # what SIGTERM has saved
@@ -284,14 +243,14 @@ def test_lost_replicas_come_back_and_the_curve_is_that_of_an_undisturbed_run(
 
 @pytest.fixture
 def fail(start):
-    """Runs a job to its end in which rank 2 fails in one way; what is found, and its node's end."""
+    """Runs a job to its end in which rank 1 fails in one way; what is found, and its node's end."""
 
     def run(how, *, script="failing.py", **policy):
         fields = {"volumes": [], "checkpoint": None, "policy": policy}
         fields["run"] = {"script": script, "env": {**ENV, "FAILS": how}, "hang_timeout": "10s"}
         with start(told(how, {}, **fields)) as training:
             training.finish("Failed")
-            pod = training.pod("worker-1")  # one that still runs is removed with the job's end
+            pod = training.pods().get("worker-0")  # what still runs is removed at the end
             ended = pod and pod["status"]["containerStatuses"][0]["state"].get("terminated")
             return training.cause(), ended
 
@@ -301,15 +260,15 @@ def fail(start):
 def test_a_rank_that_raises_fails_the_job_with_its_reason(fail):
     finding, end = fail("raises")
     assert end["exitCode"] == 1
-    assert "no sample 41 on rank 2" in json.loads(end["message"])["message"]
-    assert (finding.id, finding.replica) == (Cause.CRASH, "worker-1")
-    assert "no sample 41 on rank 2" in finding.message
+    assert "no sample 41 on rank 1" in json.loads(end["message"])["message"]
+    assert (finding.id, finding.replica) == (Cause.CRASH, "worker-0")
+    assert "no sample 41 on rank 1" in finding.message
 
 
 def test_a_rank_that_hangs_is_named(fail):
     finding, _ = fail("hangs", max_restarts=0)
     assert finding.id == Cause.HUNG
-    assert finding.message.startswith("rank 2 hung")
+    assert finding.message.startswith("rank 1 hung")
 
 
 def test_a_network_that_is_too_slow_ends_the_job_before_its_script(start):
@@ -333,11 +292,8 @@ def test_a_worker_lost_at_the_very_end_does_not_stay(start, checkpoints, eventua
     options = {"epochs": 1, "linger": 4}
     with start(told("late", options)) as training:
         eventually(lambda: any("RESULT" in line for line in training.lines), "the training's end")
-        training.delete("worker-1")
+        training.delete("worker-0")
         training.finish()
 
-        def waiting():
-            pods = training.cluster.read("pods", namespace=training.namespace)
-            return [pod for pod in pods if pod["status"]["phase"] in {"Pending", "Running"}]
-
-        eventually(lambda: not waiting(), "the end of its pods")
+        live = lambda: [pod for pod in training.pods().values() if Pod(pod).live]  # noqa: E731
+        eventually(lambda: not live(), "the end of its pods")

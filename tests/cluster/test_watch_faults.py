@@ -112,6 +112,7 @@ def running(manifest, watch, eventually):
     return begin
 
 
+@pytest.mark.parametrize("client", ["python"], indirect=True)
 def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, eventually):
     ref = JobRef.of(backend.create_manifest(job_of(manifest("sleep", "6"))))
     watcher = watch(backend, ref)
@@ -130,6 +131,7 @@ def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, ev
     ]
 
 
+@pytest.mark.parametrize("client", ["kubectl"], indirect=True)
 def test_without_the_operator_nothing_is_made_and_what_is_there_can_go(
     bed, backend, manifest, eventually
 ):
@@ -169,13 +171,6 @@ def test_a_version_from_the_future_is_answered_with_silence(backend, namespace):
 
 
 @pytest.fixture
-def settings(cluster):
-    """The kubeconfig in use, with everything in it."""
-    argv = ("config", "view", "--minify", "--raw", "--flatten", "-o", "json")
-    return json.loads(cluster.kubectl(*argv).stdout)
-
-
-@pytest.fixture
 def through(proxy, tmp_path, namespace, client):
     """A back end that goes through the proxy, as another user where one is given."""
 
@@ -207,9 +202,9 @@ def account(cluster, namespace):
 
 
 @pytest.fixture
-def revoke(cluster, namespace, settings, tmp_path, eventually):
+def revoke(cluster, namespace, config, tmp_path, eventually):
     """Makes a token worthless; returns when the apiserver, which remembers it, knows that too."""
-    bare = {**settings, "users": [{"name": settings["users"][0]["name"], "user": {}}]}
+    bare = {**config, "users": [{"name": config["users"][0]["name"], "user": {}}]}
     path = tmp_path / "bare"
     path.write_text(json.dumps(bare))
 
@@ -283,9 +278,9 @@ print(backend.context, backend.namespace, len(backend.jobs()))
 
 
 @pytest.fixture
-def pod(cluster, account, settings, namespace, tmp_path):
+def pod(cluster, account, config, namespace, tmp_path):
     """The environment of a process in a pod, and in HERE what its kubelet would lay down."""
-    there = settings["clusters"][0]["cluster"]
+    there = config["clusters"][0]["cluster"]
     host, _, port = there["server"].removeprefix("https://").partition(":")
     (tmp_path / "ca.crt").write_bytes(base64.b64decode(there["certificate-authority-data"]))
     (tmp_path / "token").write_text(account("own"))

@@ -276,45 +276,27 @@ def webhook(manifests):
     return found
 
 
+def cluster_role(name, to, *rules, kind="User"):
+    """A ClusterRole of this name, and the binding that gives it to a user or a group."""
+    version, metadata = {"apiVersion": f"{RBAC}/v1"}, {"metadata": {"name": name}}
+    role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": name}
+    bound = {"roleRef": role, "subjects": [{"apiGroup": RBAC, "kind": kind, "name": to}]}
+    return [
+        {**version, "kind": "ClusterRole", **metadata, "rules": list(rules)},
+        {**version, "kind": "ClusterRoleBinding", **metadata, **bound},
+    ]
+
+
 def gang_rights():
     """The coscheduling plugin reads PodGroups, as the scheduler's user."""
     rule = {"apiGroups": ["scheduling.x-k8s.io"], "resources": ["*"], "verbs": ["*"]}
-    name = {"metadata": {"name": "coscheduling"}}
-    reference = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "coscheduling"}
-    user = {"apiGroup": RBAC, "kind": "User", "name": "system:kube-scheduler"}
-    version = {"apiVersion": f"{RBAC}/v1"}
-    return [
-        {**version, "kind": "ClusterRole", **name, "rules": [rule]},
-        {
-            **version,
-            "kind": "ClusterRoleBinding",
-            **name,
-            "roleRef": reference,
-            "subjects": [user],
-        },
-    ]
+    return cluster_role("coscheduling", "system:kube-scheduler", rule)
 
 
 def coredns_rights():
     """CoreDNS reads who serves which name."""
-    role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "coredns"}
-    subject = {"kind": "ServiceAccount", "name": "coredns", "namespace": "kube-system"}
+    verbs = {"verbs": ["list", "watch", "get"]}
     core = {"apiGroups": [""], "resources": ["services", "pods", "namespaces", "endpoints"]}
     slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]}
-    verbs = {"verbs": ["list", "watch", "get"]}
-    version = {"apiVersion": f"{RBAC}/v1"}
-    return [
-        {
-            **version,
-            "kind": "ClusterRole",
-            "metadata": {"name": "coredns"},
-            "rules": [core | verbs, slices | verbs],
-        },
-        {
-            **version,
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "coredns"},
-            "roleRef": role,
-            "subjects": [subject],
-        },
-    ]
+    account = "system:serviceaccount:kube-system:coredns"
+    return cluster_role("coredns", account, core | verbs, slices | verbs)
