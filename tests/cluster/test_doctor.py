@@ -1,6 +1,5 @@
 """What the doctor says of a real cluster, well and ill."""
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -54,15 +53,6 @@ def job_file(cluster, tmp_path):
         return file
 
     return write
-
-
-@contextlib.contextmanager
-def without(bed, component):
-    bed.stop(component)
-    try:
-        yield
-    finally:
-        bed.start(component)
 
 
 def apply(cluster, namespace, kind, name, api="v1", **content):
@@ -168,35 +158,27 @@ def test_free_gpus_are_what_running_pods_leave(gpus, namespace, doctor, job_file
 
 
 def test_an_operator_that_does_not_answer(bed, doctor):
-    with without(bed, "operator"):
-        checks, code = doctor()
+    bed.stop("operator")
+    checks, code = doctor()
     assert code == 1
     assert checks["webhook"][0]["verdict"] == "problem"
     assert "connection refused" in checks["webhook"][0]["seen"]
 
 
 def test_an_apiserver_that_does_not_answer(bed, doctor):
-    with without(bed, "apiserver"):
-        checks, code = doctor()
+    bed.stop("apiserver")
+    checks, code = doctor()
     assert code == 1
     assert set(checks) == {"client", "server"}
     assert checks["server"][0]["verdict"] == "problem"
 
 
 @pytest.fixture
-def restricted(bed, namespace, get):
+def restricted(bed, namespace, get, pytorchjob):
     """A restricted namespace with a job whose own containers it lets in; its pods' phases."""
     bed.kubectl("label", "namespace", namespace, RESTRICTED)
-    container = {
-        "name": "pytorch",
-        "image": bed.base_image,
-        "command": ["sleep", "600"],
-        "securityContext": GIVES_UP,
-    }
-    pod = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
-    replica = {"replicas": 1, "restartPolicy": "Never", "template": pod}
-    spec = {"pytorchReplicaSpecs": {"Master": replica, "Worker": replica}}
-    apply(bed, namespace, "PyTorchJob", "r", "kubeflow.org/v1", spec=spec)
+    sleeps = ["sleep", "600"]
+    bed.create(pytorchjob("r", sleeps, sleeps, securityContext=GIVES_UP), namespace)
     return lambda: [pod["status"]["phase"] for pod in get("pods") or ()]
 
 

@@ -5,11 +5,9 @@ import json
 import random
 import re
 import threading
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from cluster import commands
 
 from k8sjob.backends.cluster import connect
 from k8sjob.observe.status import JobState, job_status
@@ -34,27 +32,13 @@ def shell(script):
 
 
 @pytest.fixture
-def command(cluster, namespace, tmp_path):
-    """Runs `k8sjob ...` in the test's namespace, as a process; stdout and stderr."""
-
-    def run(*args, code=0):
-        env = cluster.env | {"K8SJOB_STATE": str(tmp_path / "state")}
-        done = commands.run(*args, "-n", namespace, env=env)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout, done.stderr
-
-    return run
+def command(desk):
+    """Runs `k8sjob ...` in the test's namespace; stdout and stderr."""
+    return lambda *args, code=0: desk.call(*args, "-n", desk.namespace, code=code)
 
 
 def texts(lines):
     return [line.text for line in lines]
-
-
-def by_attempt(lines):
-    found = defaultdict(list)
-    for line in lines:
-        found[line.attempt].append(line.text)
-    return dict(found)
 
 
 def cutting(proxy, seed):
@@ -98,9 +82,9 @@ def test_containers_started_again_are_attempts_of_one_output(created):
     """
     backend, ref = created("again", shell(script), policy="OnFailure")
     lines = list(backend.logs(ref, "master-0", follow=True))
-    assert by_attempt(lines) == {
-        start - 1: [f"{start} {i}" for i in range(1, 201)] for start in (1, 2, 3)
-    }
+    numbers = itertools.product((1, 2, 3), range(1, 201))
+    written = [(start - 1, f"{start} {i}") for start, i in numbers]
+    assert [(line.attempt, line.text) for line in lines] == written
     # Two starts are kept by the node; which of them it gives depends on how the last one stands.
     kept = texts(backend.logs(ref, "master-0"))
     assert [text for text in kept if text.startswith("3 ")] == [f"3 {i}" for i in range(1, 201)]
@@ -128,9 +112,8 @@ for i in range({count}):
     assert len(places) <= 3, places
 
 
-@pytest.fixture
-def two_attempts(created, eventually):
-    """A job whose Master runs for the second time and goes on, and whose Worker has written."""
+def test_the_command(created, eventually, command, tmp_path):
+    """Of a job whose Master runs for the second time and goes on, and whose Worker has written."""
     script = """
     echo x >> /scratch/starts; n=$(wc -l < /scratch/starts)
     for i in 1 2 3; do echo $n.$i; done
@@ -140,10 +123,6 @@ def two_attempts(created, eventually):
     backend, ref = created("two", shell(script), shell("echo w; sleep 600"), policy="OnFailure")
     eventually(lambda: "2.3" in texts(backend.logs(ref, "master-0")), "the second attempt")
     eventually(lambda: "w" in texts(backend.logs(ref, "worker-0")), "the worker")
-    return backend, ref
-
-
-def test_the_command(two_attempts, command, tmp_path):
     master = ("logs", "two", "-r", "master")
     out, _ = command("logs", "two")
     assert sorted(out.splitlines()) == sorted(

@@ -10,7 +10,6 @@ import time
 import uuid
 
 import pytest
-from cluster import commands
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
@@ -609,24 +608,18 @@ def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):
     assert not first()
 
 
-def test_the_command_and_hostile_words(cluster, namespace, eventually):
-    backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
+def test_the_command_and_hostile_words(desk, eventually):
     script = r"printf 'ValueError: \033]0;evil\007<b>no</b>\n' > /dev/termination-log; exit 3"
     text = json.dumps(job("hostile", replicas(container(script), restart="Never")))
-    backend.create_manifest(job_of(json.loads(text.replace("{base}", cluster.base_image))))
-    failed = lambda: job_status(backend.snapshot(backend.find("hostile"))).state  # noqa: E731
-    eventually(lambda: failed() == JobState.FAILED, "its end")
-
-    def k8sjob(*args):
-        done = commands.run(*args, env=cluster.env)
-        done.check_returncode()
-        return done
-
+    text = text.replace("{base}", desk.cluster.base_image)
+    desk.backend.create_manifest(job_of(json.loads(text)))
+    eventually(lambda: desk.status("hostile").state == JobState.FAILED, "its end")
+    hostile = f"{desk.namespace}/hostile"
     detail = "why: master-0: exit code 3: ValueError: <b>no</b>\n"
     for client in ("python", "kubectl"):
-        out = k8sjob("why", "--client", client, f"{namespace}/hostile").stdout
+        out, _ = desk.call("why", "--client", client, hostile)
         assert out.startswith(detail)
-        assert f"next: correct the script; its output: k8sjob logs {namespace}/hostile" in out
-    assert detail in k8sjob("status", f"{namespace}/hostile").stdout
-    (finding,) = json.loads(k8sjob("why", "-o", "json", f"{namespace}/hostile").stdout)
+        assert f"next: correct the script; its output: k8sjob logs {hostile}" in out
+    assert detail in desk.call("status", hostile)[0]
+    (finding,) = json.loads(desk.call("why", "-o", "json", hostile)[0])
     assert (finding["cause"], finding["replicas"]) == ("crash", ["master-0"])

@@ -101,7 +101,6 @@ class Supervisor:
 
     def __init__(self, forwarder):
         self.running = {"forwarder": forwarder}  # name -> pid
-        self.ended = {}  # name -> exit status, negative for a signal
         self.waiting = {}  # pid -> connections that wait for its end
         self.answers = {"start": self.start, "signal": self.signal, "status": self.status}
 
@@ -114,19 +113,18 @@ class Supervisor:
             if pid == 0:
                 become(argv, env, log)
         self.running[name] = pid
-        self.ended.pop(name, None)
         return {"pid": pid}
 
     def signal(self, connection, name, number):
         pid = self.running.get(name)
         if pid is None:
-            return {"code": self.ended.get(name)}
+            return {"code": None}
         os.killpg(pid, number)
         self.waiting.setdefault(pid, []).append(connection)
         return None
 
     def status(self, connection):
-        return {"running": self.running, "ended": self.ended}
+        return {"running": self.running}
 
     def reap(self):
         while True:
@@ -136,12 +134,9 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            code = os.waitstatus_to_exitcode(status)
-            for name in [name for name, known in self.running.items() if known == pid]:
-                del self.running[name]
-                self.ended[name] = code
+            self.running = {name: known for name, known in self.running.items() if known != pid}
             for connection in self.waiting.pop(pid, ()):
-                answer(connection, {"code": code})
+                answer(connection, {"code": os.waitstatus_to_exitcode(status)})
 
     def serve(self):
         inner, outer = socket.socketpair()
