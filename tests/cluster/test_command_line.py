@@ -128,18 +128,10 @@ def test_a_shell_completes_the_names_of_its_jobs(desk, eventually):
     desk.call("submit", desk.file("true", name="somewhat-long"))
 
     def offered(words):
-        done = subprocess.run(
-            [sys.executable, "-c", "from k8sjob.cli import main; main()"],
-            env=desk.cluster.env
-            | {
-                "K8SJOB_STATE": str(desk.folder / "state"),
-                "K8SJOB_COMPLETE": "bash",
-                "K8SJOB_LINE": words,
-            },
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        argv = [sys.executable, "-c", "from k8sjob.cli import main; main()"]
+        asked = {"K8SJOB_COMPLETE": "bash", "K8SJOB_LINE": words}
+        env = desk.cluster.env | asked | {"K8SJOB_STATE": str(desk.folder / "state")}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
         assert done.stderr == ""
         return [line.split("\t")[1] for line in done.stdout.splitlines()]
 

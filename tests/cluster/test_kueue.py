@@ -125,15 +125,8 @@ def test_an_admission_check_that_nobody_has_decided(desk, kueue, create, reason,
     active = {"type": "Active", "status": "True", "reason": "Active", "message": "it is"}
     conditions = [{**active, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
     patch = json.dumps({"status": {"conditions": conditions}})
-    desk.cluster.kubectl(
-        "patch",
-        "admissioncheck",
-        desk.namespace,
-        "--subresource=status",
-        "--type=merge",
-        "-p",
-        patch,
-    )
+    about = ("admissioncheck", desk.namespace, "--subresource=status", "--type=merge")
+    desk.cluster.kubectl("patch", *about, "-p", patch)
     checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": desk.namespace}]}}
     kueue("checked", spec=checks, cpu="1")
     refs = {kind: create(kind, kind, kueue_queue="checked") for kind in KINDS}
