@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _T = TypeVar("_T")
 
@@ -99,6 +99,14 @@ class Finding:
         """What JSON has of it, with these parts of its place."""
         names = ("id", "severity", "message", "next_step", *place)
         return {name: getattr(self, name) for name in names}
+
+
+def listed(replicas: Iterable[str]) -> str:
+    """Replicas, or the like, at most three of them: `worker-3, worker-7 and 995 more`."""
+    names = list(replicas)
+    if len(names) > 3:
+        names = [*names[:2], f"{len(names) - 2} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 INVALID: Final = "invalid-document"

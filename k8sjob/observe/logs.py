@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.findings import listed
 from k8sjob.kube.objects import Pod
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import processes
@@ -197,14 +198,9 @@ def select(job: Job, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) ->
     for prefix in replicas:
         matching = {name for name in names if f"{name}-".startswith(f"{prefix.lower()}-")}
         if not matching:
-            raise BackendError(f"{prefix!r} is not a replica of this job; it has {_brief(names)}")
+            raise BackendError(f"{prefix!r} is not a replica of this job; it has {listed(names)}")
         chosen |= matching
     return tuple(name for name in names if name in chosen or not chosen)
-
-
-def _brief(names: Sequence[str]) -> str:
-    some = ", ".join(names[:8])
-    return some if len(names) <= 8 else f"{some} ... {names[-1]}"
 
 
 def replica_of_rank(job: Job, rank: int) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import LOG, RUNTIME_HOME, Event, EventKind, counted
+from k8sjob.findings import listed
 from k8sjob.observe.training import Progress
 from k8sjob.sanitize import flat, text
 from k8sjob.view.formats import duration, file_name, number
@@ -97,7 +98,6 @@ _PATIENCE_S: Final = 1.0
 _MOST_LINES: Final = 1000
 """Lines of a traceback that are held back at most, and errors that are remembered."""
 _LONGEST_LINE: Final = 4000
-_NAMED: Final = 5
 
 
 @dataclass(eq=False, slots=True)
@@ -260,9 +260,8 @@ def _note(rank: str | None, first: Event, libraries: Counter[str]) -> Event:
 
 
 def _alike(replicas: Sequence[str], first: str) -> Event:
-    names = ", ".join(map(text, replicas[:_NAMED]))
-    more = f" and {len(replicas) - _NAMED} more" if len(replicas) > _NAMED else ""
-    return Event(EventKind.LOG, {"text": f"{names}{more}: the same error as {text(first)}"})
+    names = listed(map(text, replicas))
+    return Event(EventKind.LOG, {"text": f"{names}: the same error as {text(first)}"})
 
 
 # --- epochs -------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_the_last_lines_of_those_that_failed_first_are_read(many):
     assert len(read) == MOST_AT_ONCE
     assert read["worker-250"] == ["worker-250 1", "worker-250 2"]
     assert "worker-300" in read  # as the only one with this exit code
-    with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
+    with pytest.raises(BackendError, match=r"it has worker-0, worker-1 and 318 more$"):
         select(job, ["master"])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import NO_PROGRESS, OWN_LAUNCHER
-from k8sjob.findings import Finding, Severity
+from k8sjob.findings import Finding, Severity, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -265,14 +265,6 @@ def ago(moment: datetime | None, now: datetime, *, again: bool = False) -> str:
     """The end of a message about the past: `, 5 min ago; it is running again`."""
     passed = f", {age(moment, now)} ago" if moment else ""
     return passed + "; it is running again" * again
-
-
-def listed(replicas: Iterable[str]) -> str:
-    """The replicas by name, at most three of them: `worker-3, worker-7 and 995 more`."""
-    names = list(replicas)
-    if len(names) > 3:
-        names = [*names[:2], f"{len(names) - 2} more"]
-    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def age(begun: datetime, now: datetime) -> str:

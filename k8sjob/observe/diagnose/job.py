@@ -8,11 +8,11 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, Reason, counted
-from k8sjob.findings import Finding
+from k8sjob.findings import Finding, listed
 from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
-from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import Cause, age, ago, one_line
 from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.status import deletion, reporting_replica
 from k8sjob.observe.training import Training

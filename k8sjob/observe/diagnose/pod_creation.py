@@ -10,14 +10,13 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.findings import Finding
+from k8sjob.findings import Finding, listed
 from k8sjob.kube.objects import Object, event_time, training
 from k8sjob.kube.openshift import AllowedIds
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
     best_match,
-    listed,
     load_rules,
     without_replica,
 )

@@ -15,11 +15,11 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.findings import Finding
+from k8sjob.findings import Finding, listed
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue, workloads_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
-from k8sjob.observe.diagnose.finding import Cause, age, ago, listed, load_data, one_line
+from k8sjob.observe.diagnose.finding import Cause, age, ago, load_data, one_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
