@@ -75,8 +75,8 @@ def test_the_command_line_starts_light():
 
 
 def test_jobs_are_observed_without_what_reads_a_job_file():
-    names = loaded("from k8sjob.cli import delete, list, logs, status, watch, why")
-    assert not names & {"pydantic", "jinja2", "kubernetes"}
+    names = loaded("from k8sjob.cli import archive, delete, list, logs, status, watch, why")
+    assert not names & {"pydantic", "jinja2", "kubernetes", "starlette", "uvicorn"}
     names = loaded("import k8sjob.cli.list, k8sjob.backends.cluster.backend")
     assert not names & {"difflib", "shutil", "k8sjob.targets.readers"}  # mistakes, kubectl, adopt
 

@@ -123,20 +123,16 @@ def test_a_job_without_any_trace(seen):
     assert "no pod" in found.missing[0]
 
 
-def test_a_script_that_tells_nothing(seen):
-    seen["lines"]["master-0"] = seen["lines"]["master-0"][:1]
-    seen["events"], seen["pods"] = seen["events"][:0], seen["pods"][:1]
+@pytest.mark.parametrize(
+    ("count", "phase", "says"),
+    [(1, "runtime", "runtime.session()"), (2, "meeting", "run.step(...)")],
+)
+def test_a_script_that_does_not_tell_all(seen, count, phase, says):
+    del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    seen["lines"]["master-0"] = seen["lines"]["master-0"][:count]
     found = split(seen)
-    assert found.seconds is None
-    assert found.phases[-1].phase == "runtime"
-    assert "runtime.session()" in found.missing[-1]
-
-
-def test_a_session_whose_loop_is_its_own(seen):
-    seen["lines"]["master-0"] = seen["lines"]["master-0"][:2]
-    found = split(seen)
-    assert (found.seconds, found.phases[-1].phase) == (None, "runtime+import+meeting")
-    assert "run.step(...)" in found.missing[-1]
+    assert (found.seconds, found.phases[-1].phase) == (None, phase)
+    assert says in found.missing[-1]
 
 
 def test_a_replica_that_has_not_been_started(seen):

@@ -101,12 +101,3 @@ def test_without_its_packages_the_command_says_what_to_install(names):
     assert done.returncode == 1
     assert install_step(command) in done.stderr
     assert done.stdout == ""
-
-
-def test_other_commands_do_not_load_the_servers_packages():
-    code = (
-        "import sys\nfrom k8sjob.cli import archive, run, status, submit, watch\n"
-        "print(sorted({'starlette', 'uvicorn', 'anyio'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
