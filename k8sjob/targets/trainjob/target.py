@@ -174,23 +174,17 @@ class TrainJobTarget(IndexedTarget):
         node = training(containers)
         at: FieldPath = (*job.job_at, "template", "spec", "containers")
         at = (*at, containers.index(node)) if node else at
-        taken: list[FieldPath] = [
-            (key,) for key in ("image", "command", "args", "resources") if key in node
-        ]
+        process = ("image", "command", "args", "resources")
+        taken: list[FieldPath] = [(key,) for key in process if key in node]
         names = {variable.get("name") for variable in trainer.get("env") or ()}
         below = enumerate(node.get("env") or ())
         taken += [("env", index) for index, variable in below if variable.get("name") in names]
+        problems = super().job_problems(job)
+        if job.at("runtime", "metadata", "name") != job.name:
+            problems.append(invalid(("runtime", "metadata", "name"), "it is the job's", "keep it"))
         message = "spec.trainer has another value, which takes precedence"
-        unnamed = job.at("runtime", "metadata", "name") != job.name
-        return [
-            *super().job_problems(job),
-            *(
-                [invalid(("runtime", "metadata", "name"), "it is the job's", "keep it")]
-                if unnamed
-                else ()
-            ),
-            *(invalid((*at, *field), message, "set it in the job spec") for field in taken),
-        ]
+        step = "set it in the job spec"
+        return problems + [invalid((*at, *field), message, step) for field in taken]
 
     def minimal(self, name: str, pod: Json) -> Job:
         """One node, with a TrainingRuntime of the same name."""
@@ -200,17 +194,10 @@ class TrainJobTarget(IndexedTarget):
         labels = {STEP: "trainer"}
         node = {"name": NODE, "template": {"metadata": {"labels": labels}, "spec": job}}
         about = {"apiVersion": self.api_version, "metadata": {"name": name}}
-        kind = NAMESPACED
-        runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
-        reference = {"apiGroup": GROUP, "kind": kind, "name": name}
-        return self.job(
-            {
-                **about,
-                "kind": self.kind,
-                "spec": {"runtimeRef": reference},
-                "runtime": {**about, "kind": kind, "spec": runtime},
-            }
-        )
+        of_runtime = {"template": {"spec": {"replicatedJobs": [node]}}}
+        runtime = {**about, "kind": NAMESPACED, "spec": of_runtime}
+        spec = {"runtimeRef": {"apiGroup": GROUP, "kind": NAMESPACED, "name": name}}
+        return self.job({**about, "kind": self.kind, "spec": spec, "runtime": runtime})
 
     def refused(self, name: str, pod: Json) -> Job:
         """With two replicas of the replicated Job in the runtime.

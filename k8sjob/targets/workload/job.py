@@ -129,18 +129,12 @@ class Workload(Job):
         templates = self.templates
         groups: dict[str, tuple[PodTemplate, list[str]]] = {}
         for pod in map(Pod, self.pods):
-            containers = _containers(pod.raw)
-            names = {c.get("name") for c in containers}
             # Webhooks may have added containers to the template's.
-            fits = (
-                t.path
-                for t in templates
-                if {c.get("name") for c in _containers(t.template)} <= names
-            )
+            fits = (t.path for t in templates if _names(t.template) <= _names(pod.raw))
+            containers = _containers(pod.raw)
             alike = json.dumps([[c.get("name"), c.get("resources")] for c in containers])
-            template = PodTemplate(
-                next(fits, ()), {"metadata": pod.metadata, "spec": pod.spec}, None
-            )
+            of_pod = {"metadata": pod.metadata, "spec": pod.spec}
+            template = PodTemplate(next(fits, ()), of_pod, None)
             groups.setdefault(alike, (template, []))[1].append(pod.name)
         every = [template.replicas(names) for template, names in groups.values()]
         # Which of them are missing only an index tells.
@@ -258,6 +252,10 @@ def _stems(names: frozenset[str]) -> frozenset[str]:
 
 def _containers(template: Json) -> list[Json]:
     return list(mappings(Object(template).spec.get("containers")))
+
+
+def _names(template: Json) -> set[str]:
+    return {str(container.get("name")) for container in _containers(template)}
 
 
 def _phases(status: Json) -> Iterator[str]:
