@@ -95,13 +95,6 @@ def test_the_job_says_all_that_a_trainjob_can():
 def test_one_error_has_all_that_it_cannot_say():
     beyond = {
         "host_network": True,
-        "priority_class": "high",
-        "runtime_class": "nvidia",
-        "service_account_token": True,
-        "topology_spread": [{"maxSkew": 1}],
-        "run": {"env_from": [{"secret": "keys"}]},
-        "policy": {"restart_policy": "Never"},
-        "image": {"repository": "registry.example/team/digits:1", "pull_policy": "Always"},
         "pod_template": {
             "metadata": {"finalizers": ["a/b"]},
             "spec": {"hostAliases": [], "containers": [{"name": "side", "image": "i"}]},
@@ -111,9 +104,7 @@ def test_one_error_has_all_that_it_cannot_say():
     with pytest.raises(SpecError, match=r"the ClusterTrainingRuntime torch-d.* decides") as caught:
         manifest(spec(**beyond))
     assert {finding.field for finding in caught.value.findings} == {
-        *("host_network", "priority_class", "runtime_class", "service_account_token"),
-        *("topology_spread", "run.env_from", "policy.restart_policy", "image.pull_policy"),
-        *("pod_template.metadata.finalizers", "pod_template.spec.hostAliases"),
+        *("host_network", "pod_template.metadata.finalizers", "pod_template.spec.hostAliases"),
         *("pod_template.spec.containers[0].image", "overlay.runtime", "overlay.spec.runtimeRef"),
     }
     namesake = {"kind": "TrainingRuntime", "name": "digits"}

@@ -97,6 +97,8 @@ def ran(store):
 def test_a_run_of_the_same_folder_is_resumed_whatever_its_code(store, project, ran):
     uid = ran(project("mine", code="broken("))
     assert resumption(store, project("mine", code="mended"), NEW).checkpoints == uid
+    ran(project("mine"), ended="Succeeded")
+    assert resumption(store, project("mine"), NEW).checkpoints == NEW
 
 
 def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ran):
