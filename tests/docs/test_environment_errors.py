@@ -26,7 +26,6 @@ ROWS = list(rows(PAGE))
 def settings(environ):
     config.runtime_config(environ)
     config.mapped_paths(environ)
-    config.take_lifeline(environ)
 
 
 def elastic(environ):

@@ -260,27 +260,16 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
     with one process per node, where a node's rank is the process's rank as well.
     """
-    for name in ("RANK", "WORLD_SIZE"):
-        if name not in environ:
-            raise EnvError(
-                f"LOCAL_RANK={environ['LOCAL_RANK']} is set and {name} is not; a launcher sets "
-                "both: start the script with `python -m k8sjob.runtime` or torchrun, or remove "
-                "LOCAL_RANK"
-            )
-    rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", 1, minimum=1)
+    rank, world = _number(environ, "RANK", -1), _number(environ, "WORLD_SIZE", minimum=1)
     local = _number(environ, "LOCAL_RANK")
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, minimum=1)
-    if "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1:
+    ambiguous = "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1
+    if ambiguous or not (0 <= rank < world and local < local_world <= world):
+        seen = _seen(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         raise EnvError(
-            f"LOCAL_RANK={local} is set, LOCAL_WORLD_SIZE is not, and "
-            f"{_seen(environ, 'PET_NPROC_PER_NODE')}: it is ambiguous whether RANK counts nodes or "
-            "processes; remove LOCAL_RANK from the container's env"
-        )
-    if rank >= world or not local < local_world <= world:
-        raise EnvError(
-            f"{_seen(environ, 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')}: RANK must "
-            "be below WORLD_SIZE, LOCAL_RANK below LOCAL_WORLD_SIZE, and LOCAL_WORLD_SIZE at most"
-            " WORLD_SIZE; correct what sets them, or let one launcher set all four"
+            f"{seen}: a launcher sets all four, RANK below WORLD_SIZE, LOCAL_RANK below"
+            " LOCAL_WORLD_SIZE, and LOCAL_WORLD_SIZE at most WORLD_SIZE; correct what sets them, or"
+            " remove LOCAL_RANK and start the script with `python -m k8sjob.runtime` or torchrun"
         )
     addr, port = _master(environ, world)
     return DistEnv(rank, local, world, local_world, addr, port, _number(environ, _RESTART))
