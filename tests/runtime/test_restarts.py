@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
-from k8sjob.runtime.agent.attempt import Attempt
-from k8sjob.runtime.agent.restarts import in_vain, repeats
+from k8sjob.runtime.agent.restarts import repeats
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 COUNT = """
@@ -297,10 +296,3 @@ HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
 )
 def test_same_ranks_same_place_same_step(before, now, same):
     assert repeats(before, now) is same
-
-
-@pytest.mark.parametrize(("kind", "final"), [("PeerLost", False), ("Signal", True)])
-def test_an_abort_after_an_error_was_reported_is_no_mismatch(kind, final):
-    """Torch's threads may abort while a rank leaves that has lost its peer."""
-    reason = Reason(128 + signal.SIGABRT, 1, type=kind, time=1)
-    assert bool(in_vain(None, reason, Attempt(mismatched={1}))) is final

@@ -19,7 +19,7 @@ from k8sjob.runtime.base import hangs
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.event_lines import start_phase, write_event
-from k8sjob.runtime.base.frames import aborted_beside_collective, fatal_place, users_threads
+from k8sjob.runtime.base.frames import fatal_place, users_threads
 from k8sjob.runtime.base.hangs import Beat
 from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, read_seen
 from k8sjob.runtime.base.long_waits import StepClock, step_missing, warn_of_wait
@@ -62,8 +62,6 @@ class Attempt:
     signals: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
     # by rank, where in the script a fatal error was
     places: dict[int, str] = field(default_factory=dict)
-    # ranks that gloo has ended: another one sent a size that their collective does not expect
-    mismatched: set[int] = field(default_factory=set)
     # by rank, the last state from its observer
     states: Mapping[int, Seen] = field(default_factory=dict)
     # by rank, the processes that SIGKILL does not end, in words
@@ -347,15 +345,11 @@ def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Attempt) 
     """Record the exits; copy the stacks of a fatal error to the log, one rank at a time."""
     before = record.exits
     record.exits = {members[index].rank: end for index, end in group.exits.items()}
-    for index, end in group.exits.items():
+    for index in group.exits:
         member = members[index]
         if member.rank not in before:
             stacks = read_stacks(member.error_file)
             record.places[member.rank] = fatal_place(stacks)
-            # Of a lost connection gloo raises an error. NCCL's thread aborts for that, too.
-            aborted = end.signal == signal.SIGABRT and aborted_beside_collective(stacks)
-            if aborted and read_seen(seen_file(member.error_file)).gloo:
-                record.mismatched.add(member.rank)
             with suppress(OSError, ValueError):
                 sys.stderr.write(by_rank(member.rank, users_threads(stacks)))
                 sys.stderr.flush()

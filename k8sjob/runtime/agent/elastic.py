@@ -118,7 +118,7 @@ def run_elastic(
             # Ranks that leave for a newcomer end as stopped, which is no failure.
             elif reason and reason.exit_code != ExitCode.STOPPED:
                 failures += 1
-                if last := in_vain(before, reason, record):
+                if last := in_vain(before, reason):
                     return last, True
                 if failures > config.max_restarts:
                     return reason, False

@@ -13,7 +13,6 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
@@ -27,7 +26,8 @@ from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.termination import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.agent.attempt import Attempt
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.env import NodeEnv
     from k8sjob.runtime.base.signals import Inbox
 
-_PROC_NET: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _NEVER: Final = float("inf")
 _OWN_SIGNALS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS}
@@ -141,18 +140,15 @@ class RestartCount:
                 draft.replace(self._file)
 
 
-def in_vain(before: Reason | None, now: Reason, record: Attempt) -> Reason | None:
+def in_vain(before: Reason | None, now: Reason) -> Reason | None:
     """The reason to end with, where another start would end the same way; None: it may not.
 
     `before` is why the start before this one has ended.
     """
-    why = ""
-    # A rank that has reported an error, as of a lost peer, may abort while it leaves.
-    if now.type == "Signal" and now.rank in record.mismatched:
-        why = "another rank's call or tensor differs from its own, so there is no restart"
-    elif repeats(before, now):
-        why = "twice at the same place, so there is no further restart"
-    return replace(now, message=f"{now.message}; {why}") if why else None
+    if not repeats(before, now):
+        return None
+    message = f"{now.message}; twice at the same place, so there is no further restart"
+    return replace(now, message=message)
 
 
 def repeats(before: Reason | None, now: Reason) -> bool:
@@ -189,9 +185,6 @@ class Coordinator:
         self._before: Reason | None = None
         self._depends = False
         self._stuck_since = _NEVER
-        # Over loopback both ends of each connection have one address, so none shows that two nodes
-        # are connected.
-        self._out_of_reach = not roster.active or is_loopback(node.master_addr)
 
     def begin(self, restart: int) -> None:
         """Report that the node's processes start for the so-many-th time after the first."""
@@ -260,7 +253,7 @@ class Coordinator:
         if end_reason := self._left(record, reason):
             return end_reason
         before, self._before = self._before, reason
-        return in_vain(before, reason, record)
+        return in_vain(before, reason)
 
     def explained(self, record: Attempt, reason: Reason, inbox: Inbox) -> Reason:
         """The last reason, once the nodes whose end broke a connection can have reported it."""
@@ -375,7 +368,7 @@ class Coordinator:
     def note(self, record: Attempt) -> None:
         """Report whether the ranks have used torch and formed a group."""
         state = self._roster.own
-        grouped = state.grouped or self._spans(record) or self._connected()
+        grouped = state.grouped or self._spans(record)
         torch = state.torch or any(report.torch for report in record.states.values())
         started = state.started or any(report.started for report in record.states.values())
         if (grouped, torch, started) != (state.grouped, state.torch, state.started):
@@ -386,39 +379,8 @@ class Coordinator:
         alone = self._node.processes if self._node.nnodes > 1 else 1
         return any(max(report.ranks, report.called) > alone for report in record.states.values())
 
-    def _connected(self) -> bool:
-        """Whether a process of this pod has a connection through the rendezvous' port.
-
-        That holds in each framework that uses the port, whichever process of the pod connects.
-        """
-        if self._out_of_reach:
-            return False
-        return any(
-            self._node.master_port in (local[1], remote[1]) and local[0] != remote[0]
-            for local, remote in _connections()
-        )
-
 
 def _waited_for(done: tuple[int, ...], reason: Reason) -> Reason:
     """The reason of ranks that waited for some which had ended with 0."""
     waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
     return replace(reason, type="Left", message=f"{waited}: {reason.message}", culprits=done)
-
-
-_Address = tuple[str, int]
-
-
-def _connections() -> Iterator[tuple[_Address, _Address]]:
-    """Both ends of the TCP connections of this network namespace, as the kernel writes them."""
-    for name in _PROC_NET:
-        with suppress(OSError):
-            for line in Path(name).read_text().splitlines()[1:]:
-                local, remote, state = line.split()[1:4]
-                # ESTABLISHED. Addresses are only compared, so they need not be decoded.
-                if state == "01":
-                    yield _address(local), _address(remote)
-
-
-def _address(text: str) -> _Address:
-    host, _, port = text.partition(":")
-    return host, int(port, 16)

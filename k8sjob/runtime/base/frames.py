@@ -10,7 +10,6 @@ import sysconfig
 import threading
 import traceback
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -142,14 +141,6 @@ def fatal_place(dump: str) -> str:
     if len(threads) < 2:
         return ""
     return next(iter(_places(threads[1 if marker else -1].partition("\n\n")[0])), "")
-
-
-def aborted_beside_collective(dump: str) -> bool:
-    """Whether a thread without Python frames failed while the main thread was in a collective."""
-    main = dump.rsplit(" (most recent call first):\n", maxsplit=1)[-1].partition("\n\n")[0]
-    within = takewhile(lambda file: not _is_users(file), (file for file, _ in _FRAME.findall(main)))
-    called = any(place in file for file in within for place in _COLLECTIVES)
-    return called and "Current thread " not in dump
 
 
 def _is_of_k8sjob(block: str) -> bool:

@@ -38,8 +38,13 @@ _WITHOUT_PEERS: Final = (
 )
 _RPC: Final = "torch.distributed.rpc.api"
 _LOADER: Final = f"{_TORCH}utils{os.sep}data{os.sep}dataloader.py"
-_BY_EXEC: Final = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
-"""Modules that multiprocessing imports when it first starts a process in this way."""
+_MAY_GROUP: Final = {
+    "multiprocessing.popen_spawn_posix",
+    "multiprocessing.popen_forkserver",
+    "jax",
+    "horovod",
+}
+"""Modules that start processes, imported when they first do so, or connect those of the job."""
 _SETTLES: Final = 5
 """Settling times that the agent waits: the rank's watchdog knows more and acts first."""
 
@@ -53,8 +58,7 @@ class Seen:
     importing: bool = False  # whether it is importing torch now
     ranks: int = 0  # size of the largest process group that it was in; 0 before the first
     called: int = 0  # processes that RPC connects, itself included; 0: it has not used RPC
-    gloo: bool = False  # whether all process groups that it is in are over gloo alone
-    started: bool = False  # whether it started processes that may train, and have no observer
+    started: bool = False  # whether processes may train together that have no group to be seen
     # optimizer steps done, also those of a checkpoint that a session resumed; -1 before the first
     # of this process
     step: int = -1
@@ -155,8 +159,7 @@ class Observer:
             ranks=self._largest,
             # torch leaves these names in place after rpc.shutdown().
             called=len(getattr(sys.modules.get(_RPC), "_ALL_WORKER_NAMES", ())),
-            gloo=self._largest > 0 and _is_over_gloo(),
-            started=self._forked or not _BY_EXEC.isdisjoint(sys.modules),
+            started=self._forked or not _MAY_GROUP.isdisjoint(sys.modules),
             step=self.resumed + self._steps - 1 if self._steps else -1,
             where=self._stall.where,
             waited=waited,
@@ -273,13 +276,6 @@ def read_seen(file: Path | None) -> Seen:
         return Seen(**json.loads(file.read_text())) if file else Seen()
     except (OSError, ValueError, TypeError):
         return Seen()
-
-
-def _is_over_gloo() -> bool:
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    with suppress(Exception):  # a group may be destroyed at this moment
-        return {backend for backend, _ in c10d._world.pg_map.values()} == {"gloo"}  # noqa: SLF001 - torch has no public list
-    return False
 
 
 def _is_watched() -> bool:
