@@ -13,13 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from k8sjob.runtime.base.errors import EnvError, PeerLost
-    from k8sjob.runtime.data import ShardSampler
-    from k8sjob.runtime.job import Job
-    from k8sjob.runtime.rank_context import Stopped
-    from k8sjob.runtime.sessions import session
-    from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm
-    from k8sjob.runtime.training_run import Run
+    from k8sjob.runtime.base.errors import EnvError as EnvError
+    from k8sjob.runtime.base.errors import PeerLost as PeerLost
+    from k8sjob.runtime.data import ShardSampler as ShardSampler
+    from k8sjob.runtime.job import Job as Job
+    from k8sjob.runtime.rank_context import Stopped as Stopped
+    from k8sjob.runtime.sessions import session as session
+    from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm as SyncBatchNorm
+    from k8sjob.runtime.training_run import Run as Run
 
 _HOME = {
     "EnvError": "base.errors",
@@ -32,17 +33,6 @@ _HOME = {
     "session": "sessions",
 }
 
-__all__ = [
-    "EnvError",
-    "Job",
-    "PeerLost",
-    "Run",
-    "ShardSampler",
-    "Stopped",
-    "SyncBatchNorm",
-    "session",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -54,4 +44,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_HOME)

@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
-from k8sjob.runtime.progress import Computing, Waiting, lost_time, peak_memory
+from k8sjob.runtime.progress import Computing, Waiting, lost_time
 
 
 def test_waiting_is_counted_from_sync_to_what_comes_next():
@@ -24,14 +23,6 @@ def test_waiting_is_counted_from_sync_to_what_comes_next():
     assert 0.02 <= waiting.seconds <= spent
     waiting.reset()
     assert waiting.seconds == 0
-
-
-def test_a_phase_that_continues_is_counted_when_it_ends():
-    waiting = Waiting()
-    waiting.phase("sync")
-    assert waiting.seconds == 0
-    waiting.phase("evaluate")
-    assert waiting.seconds > 0
 
 
 def test_what_is_computed_meanwhile_is_a_ranks_own():
@@ -93,11 +84,3 @@ def test_a_thread_may_go_on_with_the_clock_of_one_that_has_ended():
 )
 def test_all_wait_for_whoever_needs_most(own, seconds, slowest):
     assert lost_time(own) == (pytest.approx(seconds), slowest)
-
-
-def test_memory_is_in_bytes_and_a_peak():
-    before = peak_memory(torch.device("cpu"))
-    assert before > 2**20
-    held = torch.ones(2**22)
-    assert peak_memory(torch.device("cpu")) >= before
-    assert held.numel() == 2**22

@@ -38,15 +38,9 @@ _DISTANCE: Final = 4096
 """From MASTER_PORT; scripts take the ports next to it for groups that they make."""
 _MAX_CALL: Final = 1 << 18
 _MAX_ANSWER: Final = 1 << 20
-_MAX_STRANGERS: Final = 16
-"""Addresses of which a line says that their calls are not accepted."""
 _REFUSED: Final = 3
 """Calls in a row without an answer: one may be due to the end of node 0."""
 _MAX_MESSAGE: Final = 300
-_MIXED: Final = (
-    "if it is one of the job's pods, start all of them from one image and one manifest, with the"
-    " same K8SJOB_SECRET"
-)
 _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """The errors raised by reading an invalid call."""
 
@@ -89,7 +83,6 @@ class Roster:
     def __init__(self, node: NodeEnv, job: str, key: bytes) -> None:
         """A roster; entered, it begins to listen or to call. Other jobs' calls are not answered."""
         self._node, self._job, self._key = node, job, key
-        self._strangers: set[str] = set()
         self._refusals = 0
         self._lock = threading.Lock()
         self._table = {node.node_rank: NodeState(node.node_rank)}
@@ -168,13 +161,13 @@ class Roster:
 
     # --- node 0 ---------------------------------------------------------------------------------
 
-    def take(self, line: bytes, address: str) -> bytes:
-        """Another node's call, from an address; returns the answer.
+    def take(self, line: bytes) -> bytes:
+        """Another node's call; returns the answer.
 
         Raises:
             ValueError, KeyError, TypeError: it is not valid.
         """
-        body = json.loads(self._content(line, address=address))
+        body = json.loads(self._content(line))
         if body["job"] != self._job or body["nnodes"] != self._node.nnodes:
             raise ValueError("the call is from another group")
         state = NodeState.decode(body["state"], self._node.nnodes)
@@ -196,22 +189,21 @@ class Roster:
         # An answer covers the call, so that an earlier answer cannot be sent again in its place.
         return hmac.digest(self._key, call + body, "sha256").hex().encode() + b" " + body
 
-    def _content(self, line: bytes, call: bytes = b"", address: str = "") -> str:
-        """The content of a line from a stranger's address or node 0; a ValueError: not accepted."""
+    def _content(self, line: bytes, call: bytes = b"") -> str:
+        """The content of a call, or of the answer to one; a ValueError: it is not of this job."""
         content = line.partition(b" ")[2].rstrip(b"\n").decode()
         if hmac.compare_digest(self._signed(content, call), line):
             return content
-        if not address:
+        if call:
             self._refusals += 1
             if self._refusals == _REFUSED:
-                message = f"node 0 at {self._node.master_addr} does not accept this node's messages"
-                message += f", so each decides alone when to restart and to end; {_MIXED}"
+                message = (
+                    f"node 0 at {self._node.master_addr} does not accept this node's messages, so"
+                    " each decides alone when to restart and to end; start all pods from one image"
+                    " and one manifest, with the same K8SJOB_SECRET"
+                )
                 log_line(message)
                 write_event(EventKind.WARNING, message=message)
-        elif line and address not in self._strangers and len(self._strangers) < _MAX_STRANGERS:
-            self._strangers.add(address)
-            shown = address.removeprefix("::ffff:")
-            log_line(f"{shown} is not an agent of this job: its messages are ignored; {_MIXED}")
         raise ValueError("not authentic")
 
     # --- the others -----------------------------------------------------------------------------
@@ -262,7 +254,7 @@ class _Handler(socketserver.StreamRequestHandler):
         """Answer one call; an invalid one is not answered."""
         with suppress(OSError, *_INVALID):
             line = self.rfile.readline(_MAX_CALL)
-            self.wfile.write(self.server.roster.take(line, self.client_address[0]))  # type: ignore[attr-defined]
+            self.wfile.write(self.server.roster.take(line))  # type: ignore[attr-defined]
 
 
 def _listen(node: NodeEnv, roster: Roster) -> socketserver.BaseServer:

@@ -60,8 +60,6 @@ class Background:
 
     def begin(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Start work() in a daemon thread; take() calls then(its result, or its exception)."""
-        if self.busy:
-            raise RuntimeError("the work before this one is not done")
         self._done.clear()
         self._then = then
 

@@ -18,8 +18,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -90,20 +88,12 @@ class Mesh:
                 tensor.copy_(part.view_as(tensor))
 
 
-def broadcast_state(model: nn.Module, group: Group) -> None:
-    """Rank 0's parameters and buffers for all: strategies rely on equal starts."""
-    with torch.no_grad():
-        _share([*model.parameters(), *model.buffers()], group)
+def broadcast_state(model: nn.Module, group: Group, *, only_buffers: bool = False) -> None:
+    """Rank 0's parameters and buffers for all: strategies rely on equal starts.
 
-
-def broadcast_buffers(model: nn.Module, group: Group) -> None:
-    """Rank 0's buffers for all: each rank's own data changed them."""
-    with torch.no_grad():
-        _share(model.buffers(), group)
-
-
-def _share(tensors: Iterable[Tensor], group: Group) -> None:
-    if group.world_size == 1:
-        return
-    for tensor in tensors:
-        tensor.copy_(group.broadcast(tensor))
+    `only_buffers`: those alone, which each rank's own data changed.
+    """
+    if group.world_size > 1:
+        with torch.no_grad():
+            for tensor in [*([] if only_buffers else model.parameters()), *model.buffers()]:
+                tensor.copy_(group.broadcast(tensor))

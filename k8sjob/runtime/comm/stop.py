@@ -39,15 +39,9 @@ class StopCoordinator:
         closed: set when the watch has ended.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, *, on_loss: Callable[[PeerLost], None] | None = None
-    ) -> None:
-        """A coordinator; start() begins the watch.
-
-        The thread calls on_loss once, when a peer is gone for good. By default it ends the process,
-        unless the main thread notices the loss by itself.
-        """
-        self._rank, self._world, self._on_loss = rank, world_size, on_loss or self._exit
+    def __init__(self, rank: int, world_size: int) -> None:
+        """A coordinator; start() begins the watch."""
+        self._rank, self._world = rank, world_size
         self._store: Store | None = None
         self.reason = ""
         self._requested = ""
@@ -184,10 +178,8 @@ class StopCoordinator:
                 self._agree(store)
 
     def _lose(self, lost: PeerLost) -> None:
+        """A peer is gone for good: end the process, unless the main thread notices it by itself."""
         self._lost = lost  # the main thread raises it where it waits in this class
-        self._on_loss(lost)
-
-    def _exit(self, lost: PeerLost) -> None:
         # The main thread's own error has a traceback, and ends the session by itself.
         if self.closed.wait(TIMEOUTS.loss_grace):
             return

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from k8sjob.runtime.checkpoint import model_state
-from k8sjob.runtime.comm.mesh import broadcast_buffers
+from k8sjob.runtime.comm.mesh import broadcast_state
 from k8sjob.runtime.strategies.step import Backward, clip_gradients, forward
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def assemble(
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
-        "settle": partial(broadcast_buffers, model, mesh.group),
+        "settle": partial(broadcast_state, model, mesh.group, only_buffers=True),
         "clip": clip_gradients,
         # All ranks take part where tensors are DTensors; only rank 0 keeps the copies.
         "capture": lambda optimizer: model_state.whole(parts(optimizer), keep=mesh.group.rank == 0),

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.model_state import StageState
-from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
+from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.strategies import embedding_tables
 from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
@@ -71,7 +71,7 @@ def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Str
 
     def settle() -> None:
         group.barrier()  # each trainer's last step is on the servers
-        broadcast_buffers(model, group)
+        broadcast_state(model, group, only_buffers=True)
 
     return assemble(
         model,

@@ -74,7 +74,7 @@ class Calls:
             # Returns when all other processes are done: the coordinator does not train.
             self._coordinate(lost)
         # Servers serve until the last trainer is done; trainers begin to train at once.
-        event = _SELF.dismissed if self._env.rank < self._serving else _SELF.begun
+        event = _DISMISSED if self._env.rank < self._serving else _BEGUN
         while self._env.rank and not event.wait(_LOOK_S):
             lost()
 
@@ -107,7 +107,7 @@ class Calls:
     def close(self) -> None:
         """Report that this process is done; returns when all others are."""
         # First the answer to the coordinator: rpc.shutdown() waits for calls that are not answered.
-        _SELF.ended.set_result(None)
+        _ENDED.set_result(None)
         rpc.shutdown()
 
 
@@ -123,26 +123,21 @@ def server_name(number: int) -> str:
     return f"server{number}"
 
 
-class _LocalTarget:
-    """The target of others' calls in this process; torch, too, has one RPC agent per process."""
-
-    def __init__(self) -> None:
-        self.begun, self.dismissed = threading.Event(), threading.Event()
-        self.ended: Future[None] = torch.futures.Future()
-
-
-_SELF: Final = _LocalTarget()
+# The target of others' calls in this process; torch, too, has one RPC agent per process.
+_BEGUN: Final = threading.Event()
+_DISMISSED: Final = threading.Event()
+_ENDED: Final[Future[None]] = torch.futures.Future()
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch leaves it so
 def _loop() -> Future[None]:
     """Called by the coordinator: begin; answered when this process is done."""
-    _SELF.begun.set()
-    return _SELF.ended
+    _BEGUN.set()
+    return _ENDED
 
 
 def _dismiss() -> None:
-    _SELF.dismissed.set()
+    _DISMISSED.set()
 
 
 def _scheme(again: Callable[[], Store], env: DistEnv) -> str:
