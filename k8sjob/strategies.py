@@ -28,9 +28,6 @@ AXES: Final = ("data", "model")
 SCHEDULES: Final = ("1f1b", "gpipe")
 """Orders in which a pipeline works off its micro-batches."""
 
-KERAS_BACKENDS: Final = ("jax", "torch")
-"""The backends of Keras's own distribution; torch from Keras 3.16 on."""
-
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "was removed from torch"}
 )
@@ -132,7 +129,7 @@ class StrategyRow:
     saved_whole: str = ""
     warning: str = ""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    keras: Callable[[Mapping[str, Any]], str] | None = None
+    keras: str | None = None
 
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All settings: these, and the defaults of the others."""
@@ -329,7 +326,7 @@ STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
                 "checkpoint_activations": "build the model under keras.RematScope(), without"
                 " seeds in its Dropout layers, whose masks would differ when computed again",
             },
-            keras=lambda _settings: "torch",
+            keras="torch",
         ),
         "fsdp": StrategyRow(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
@@ -348,10 +345,7 @@ STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
         ),
         "keras_mesh": StrategyRow(
             summary="a Keras model over data and model by keras.distribution, one device per rank",
-            options={
-                **_MESH,
-                "keras_backend": _choice("jax", KERAS_BACKENDS),
-            },
+            options=_MESH,
             # A kernel of Keras is (inputs, outputs), a weight of torch (outputs, inputs).
             rule=partial(_of_mesh, example="{.*/dense/kernel: [null, model]}"),
             places=True,
@@ -363,7 +357,7 @@ STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
                 "checkpoint_activations": "build the model under keras.RematScope()",
                 "compile": "JAX always compiles the step",
             },
-            keras=lambda settings: settings["keras_backend"],
+            keras="jax",
         ),
         "pipeline": StrategyRow(
             summary="every rank has some of the layers, batches pass through in parts",
@@ -437,10 +431,10 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
     return 1 + servers if isinstance(servers, int) else 0
 
 
-def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
+def keras_backend(kind: str) -> str | None:
     """The backend of Keras in a job; None if the strategy is not for Keras models."""
     row = STRATEGIES.get(kind)
-    return row.keras(row.settings(options)) if row and row.keras else None
+    return row.keras if row else None
 
 
 def processes_per_node(kind: str, gpus: int) -> int:
@@ -469,7 +463,7 @@ def conflicts(
         broken += row.rule(row.settings(options), shape)
     if backend is not None:
         broken += _of_backend(backend, shape)
-        if backend == "nccl" and keras_backend(kind, options) == "jax":
+        if backend == "nccl" and keras_backend(kind) == "jax":
             message = "JAX uses NCCL directly, and the process group uses gloo"
             broken.append(Conflict(("strategy", "backend"), message, "leave it out"))
     return broken

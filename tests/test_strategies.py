@@ -55,13 +55,6 @@ CONFLICTS = [
     ),
     ("keras_mesh", TWO, THREE, "strategy.model", "by mesh axis model=2; set it to 1, 3"),
     ("keras_mesh", {**TWO, "data": 2}, THREE, "strategy.data", "= 3 ranks; remove data"),
-    (
-        "keras_mesh",
-        {"keras_backend": "tensorflow"},
-        Shape(1, 2),
-        "strategy.keras_backend",
-        "is not jax or torch;",
-    ),
     ("pipeline", {**SPLIT, "schedule": "zb"}, EIGHT, "strategy.schedule", "'zb' is not 1f1b or"),
 ]
 
@@ -153,12 +146,11 @@ def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
 
 
 def test_jax_has_no_backend_of_a_process_group():
-    shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
+    shape = Shape(1, 2, gpus=2)
     (conflict,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
     assert conflict.path == ("strategy", "backend")
     assert conflict.message == "JAX uses NCCL directly, and the process group uses gloo"
     assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
-    assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
 
 
 @pytest.mark.parametrize("model", [1, 2, 4, 8])

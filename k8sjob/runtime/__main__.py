@@ -257,7 +257,7 @@ def _with_threads(environ: Mapping[str, str], node: NodeEnv) -> Mapping[str, str
 
 def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[str, str]:
     """Keras's backend, which has to be set before a script imports Keras."""
-    backend = strategies.keras_backend(settings.strategy, settings.options)
+    backend = strategies.keras_backend(settings.strategy)
     if backend is None:
         return environ
     chosen = environ.get("KERAS_BACKEND", backend)

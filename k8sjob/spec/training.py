@@ -133,11 +133,6 @@ class Strategy(Part):
         {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
         default=FROZEN_EMPTY,
     )
-    keras_backend: Literal["jax", "torch"] = doc(
-        "keras_mesh: the backend of Keras; torch needs Keras 3.16.",
-        "torch",
-        default="jax",
-    )
     splits: tuple[Text, ...] = doc(
         "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by"
         " name, in order. pipeline: one stage for each rank, with copies of the pipeline"

@@ -35,7 +35,6 @@ CONTEXTS = [
         {"strategy": {"kind": "pipeline", "splits": ["a", "b"]}, "replicas": {"workers": 2}},
     ),
     (r"strategy\.(servers|tables)", {"strategy": {"kind": "parameter_server"}}),
-    (r"strategy\.keras_backend", {"strategy": {"kind": "keras_mesh"}}),
     (r"volumes\.(?!pvc)\w+$", {"volumes": [{"name": "a", "mount": "/a", "pvc": "b"}]}),
     (r"volumes\.pvc", {"volumes": [{"name": "a", "mount": "/a"}]}),
     (

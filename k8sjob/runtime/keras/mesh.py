@@ -1,9 +1,9 @@
 """Keras models over the axes data and model: keras.distribution, set from the job's settings.
 
 Keras divides the variables as they are made, and computes with the whole batch and the whole model
-as if they were in one place, so losses and metrics are those of all samples. The compiler (JAX) or
-DTensor (torch, from Keras 3.16 on) works out what each device does. A step is Keras's own: so the
-loop is job.fit, and there is no prepare here.
+as if they were in one place, so losses and metrics are those of all samples. JAX's compiler works
+out what each device does. A step is Keras's own: so the loop is job.fit, and there is no prepare
+here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
     def __init__(self, group: Group, options: Mapping[str, Any]) -> None:
         self.ranks, self.whole_batches = Mesh(group, options["model"]), False
         shape = (self.ranks.data_size, self.ranks.model_size)
-        devices = _devices(group.world_size)
+        # A single process would divide over all virtual devices of the CPU otherwise.
+        devices = distribution.list_devices()[: group.world_size]
         mesh = distribution.DeviceMesh(shape, ["data", "model"], devices)
         self._layouts = Layouts(mesh, options["layout"])
         # By id: Keras's variables compare their elements with ==, and so have no hash.
@@ -111,28 +112,13 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
         layout.check_used(self._layouts.axes, self._layouts.used, paths)
 
 
-def _devices(world_size: int) -> list[str]:
-    """Each rank's device, by rank; a single process takes the first."""
-    try:
-        # On torch, Keras before 3.16 raises one of the two.
-        devices: list[str] = distribution.list_devices()
-    except (AttributeError, NotImplementedError) as error:
-        raise EnvError(
-            f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install"
-            " Keras 3.16 or later, or remove strategy.keras_backend for JAX"
-        ) from error
-    # Else a single process would divide over all virtual devices of the CPU.
-    return devices[:1] if world_size == 1 else devices
-
-
 @contextmanager
 def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
     """Models that are made meanwhile are divided; EnvError if Keras cannot."""
-    backend, current = options["keras_backend"], keras.backend.backend()
-    if current != backend:
+    if (current := keras.backend.backend()) != "jax":
         raise EnvError(
-            f"Keras computes with {current}, and strategy.keras_backend is {backend}; set"
-            f" KERAS_BACKEND={backend} before `import keras` (`k8sjob run` and the pods do), seen"
+            f"Keras computes with {current}, and strategy.kind: keras_mesh with jax; set"
+            " KERAS_BACKEND=jax before `import keras` (`k8sjob run` and the pods do), seen"
             f" {copy_environ().get('KERAS_BACKEND')!r}"
         )
     before = distribution.distribution()
@@ -162,7 +148,6 @@ class ShardedModel(Placement):
             )
         self._distribution, self.mesh = distributed, distributed.ranks
         self._context, self._model = context, model
-        self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
         # The same samples in the same rows of a batch, whatever the mesh: masks go by rows.
         self.feeding = {"in_blocks": True, "on_phase": context.group.on_phase}
 
@@ -198,7 +183,7 @@ class ShardedModel(Placement):
 
     def read(self, variable: Any) -> Tensor:
         """This rank's piece, a DTensor; plain where all ranks have the same."""
-        local, divided = self._divisions(variable.value)
+        local, divided = _of_jax(variable.value)
         # The states of Keras's seed generators are unsigned.
         local = local.to(_UNSIGNED.get(local.dtype, local.dtype))
         sizes = {"data": self.mesh.data_size, "model": self.mesh.model_size}
@@ -223,30 +208,11 @@ class ShardedModel(Placement):
         """The piece that belongs here."""
         piece = model_state.part(value, self.read(variable))
         local = piece.to_local() if isinstance(piece, DTensor) else piece
-        if self._divisions is _of_torch:
-            # In place: these are the bytes of this rank's part.
-            target, _ = _of_torch(variable.value)
-            target.copy_(local)
-        else:
-            variable.assign(_jax_array(local, like=variable.value))
-
-
-def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
-    """The part of a tensor that is here, and along which axis which dimension is divided."""
-    tensor = value.data  # of a parameter, which is not a DTensor itself
-    if not isinstance(tensor, DTensor):  # all ranks have the same
-        return tensor, {}
-    axes = tensor.device_mesh.mesh_dim_names or ()
-    divided = {
-        axis: placement.dim
-        for axis, placement in zip(axes, tensor.placements, strict=True)
-        if isinstance(placement, Shard)
-    }
-    return tensor.to_local(), divided
+        variable.assign(_jax_array(local, like=variable.value))
 
 
 def _of_jax(value: Any) -> tuple[Tensor, dict[str, int]]:
-    """The same for JAX's, in host memory."""
+    """The part of an array that is here, in host memory, and the divided dimension by axis."""
     jax = sys.modules["jax"]
     # By way of the host, since torch may be built without CUDA.
     host = jax.local_devices(backend="cpu")[0]

@@ -214,7 +214,7 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
         raise TypeError(f"job.fit() takes a keras.Model, not a {name}; torch models: job.prepare")
     if kind not in {"ddp", "keras", "keras_mesh"}:
         raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
-    backend = strategies.keras_backend(kind, context.config.options) or "torch"
+    backend = strategies.keras_backend(kind) or "torch"
     if problem := keras_model.refuse(model, backend=backend):
         raise ValueError(problem)
     if model.compiled and model.steps_per_execution != 1:

@@ -24,7 +24,6 @@ OPTIONS = {
     "epochs": None,
     "steps": 20,
     "batch": 32,
-    "tail": "pad",
     "callbacks": [],
     "early": False,
     "stuck": False,
@@ -32,7 +31,6 @@ OPTIONS = {
     "largest": False,
     "evaluate": False,
     "ours": True,
-    "kind": "keras_mesh",
     "fit": True,
     "save": None,
     "unpicklable": False,  # the loss holds a lock
@@ -112,7 +110,7 @@ def samples(case):
 
 def train(job, case):
     job._context.config = replace(
-        job._context.config, strategy=case["kind"], options=case["options"]
+        job._context.config, strategy="keras_mesh", options=case["options"]
     )
     options = strategies.STRATEGIES["keras_mesh"].settings(case["options"])
     before = keras.distribution.distribution()
@@ -138,7 +136,6 @@ def fit(job, case, model):
         "slow": Slow,
         "checkpoint": lambda: keras.callbacks.ModelCheckpoint("digits.keras"),
         "best": lambda: keras.callbacks.EarlyStopping("val_loss", restore_best_weights=True),
-        "backup": lambda: keras.callbacks.BackupAndRestore("backup"),
     }
     history = job.fit(
         model,
@@ -147,7 +144,6 @@ def fit(job, case, model):
         global_batch=case["batch"],
         validation=Subset(data, range(101)) if case["evaluate"] else None,
         callbacks=[Turn(turns), *(named[name]() for name in case["callbacks"])],
-        tail=case["tail"],
     ).history
     pieces = ShardedModel(job._context, model)
     found = [pieces.read(variable) for variable in model.weights]
