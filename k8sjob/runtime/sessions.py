@@ -73,7 +73,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         import_s += Observer.shared_import_s
     _check(config, env)
     serving = strategies.serving(config.strategy, config.options)
-    keras = strategies.keras_backend(config.strategy, config.options)
+    keras = strategies.keras_backend(config.strategy)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
     events = settings.started_by_k8sjob()
     reporter = Reporter(active=env.rank == serving, events=events, restart=env.restart)
@@ -272,13 +272,13 @@ def _check(config: RuntimeConfig, env: DistEnv) -> None:
 
 
 def _check_torch(config: RuntimeConfig, env: DistEnv) -> None:
-    version, enough = tuple(int(part) for part in torch.__version__.split(".")[:2]), (2, 6)
-    feature = ""
-    if config.strategy == "fsdp" and env.world_size > 1 and local_device(env).type == "cpu":
-        feature, enough = " for strategy.kind: fsdp on CPUs", (2, 7)
-    if version < enough:
-        needed = ".".join(map(str, enough))
-        raise EnvError(f"torch {torch.__version__} is too old{feature}; install torch >= {needed}")
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    on_cpus = env.world_size > 1 and local_device(env).type == "cpu"
+    if config.strategy == "fsdp" and on_cpus and version < (2, 7):
+        raise EnvError(
+            f"torch {torch.__version__} is too old for strategy.kind: fsdp on CPUs; install"
+            " torch >= 2.7"
+        )
 
 
 def _check_keras(config: RuntimeConfig) -> None:
@@ -299,13 +299,10 @@ def _check_keras(config: RuntimeConfig) -> None:
         raise EnvError(
             "Keras is not installed; install keras >= 3.11, or use another strategy.kind"
         )
-    if (
-        strategies.keras_backend(config.strategy, config.options) == "jax"
-        and find_spec("jax") is None
-    ):
+    if find_spec("jax") is None:
         raise EnvError(
             "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
-            " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"
+            " jax[cuda12] or jax[cuda13]"
         )
 
 

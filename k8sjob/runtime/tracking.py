@@ -400,14 +400,10 @@ class Trackers:
 
 
 def _read_ids(folder: Path | None) -> dict[str, str]:
-    if folder is None:
-        return {}
     try:
-        content = json.loads(content_of(folder / _IDS))
-    except (OSError, ValueError, RecursionError):
+        return dict(json.loads(content_of(folder / _IDS))) if folder else {}
+    except (OSError, ValueError, TypeError):
         return {}
-    pairs = content.items() if isinstance(content, dict) else ()
-    return {key: value for key, value in pairs if isinstance(value, str)}
 
 
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:

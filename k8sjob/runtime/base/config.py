@@ -47,11 +47,6 @@ def agents_key(environ: Mapping[str, str] = os.environ) -> bytes:
     return hashlib.sha256(json.dumps([environ.get(name, "") for name in names]).encode()).digest()
 
 
-def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """The fields of Timeouts that tests have shortened."""
-    return _object(TIMEOUTS_ENV, environ.get(TIMEOUTS_ENV, "{}"))
-
-
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The file for a rank's Reason; None if there is no agent to read it."""
     return _path(environ, contract.ERROR_FILE_ENV)
@@ -249,5 +244,5 @@ class Timeouts:
     look_at_calls: float = 1.5  # until a rank that waits reads the others' last calls
 
 
-TIMEOUTS: Final = Timeouts(**timeouts())
+TIMEOUTS: Final = Timeouts(**_object(TIMEOUTS_ENV, os.environ.get(TIMEOUTS_ENV, "{}")))
 """Those of this process."""

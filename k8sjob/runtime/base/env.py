@@ -17,7 +17,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import counted
 from k8sjob.runtime.base.errors import EnvError
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     nnodes = _nnodes(environ, nproc)
     node_rank = _node_rank(environ, nnodes)
     if is_elastic(environ):
-        _check_bounds(environ, nnodes)
+        _bounds(environ)
     if node_rank >= nnodes:
         raise EnvError(
             f"RANK={node_rank} is not below the number of nodes, {nnodes} "
@@ -326,22 +325,6 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
             "replica, for which the operator sets it"
         )
     return 0
-
-
-def _check_bounds(environ: Mapping[str, str], nnodes: int) -> None:
-    """An elastic PyTorchJob with a Master runs at its full size; its bounds leave out the Master.
-
-    They also show that spec.elasticPolicy.nProcPerNode was used: the operator then leaves it out of
-    WORLD_SIZE, and the number of nodes is wrong.
-    """
-    low, high = _bounds(environ)
-    if not low <= nnodes - 1 <= high:
-        raise EnvError(
-            f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + "
-            f"{counted(nnodes - 1, 'Worker')}, outside PET_NNODES={environ['PET_NNODES']}; set the "
-            "processes by replicas.nproc_per_node (in a manifest, those of the whole job, "
-            "not of its elastic policy), and the Workers within the bounds"
-        )
 
 
 def _bounds(environ: Mapping[str, str]) -> tuple[int, int]:

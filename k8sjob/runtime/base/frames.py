@@ -82,11 +82,6 @@ def caller(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
-def is_called_from(file: str) -> bool:
-    """Whether the caller was called from a file, whose path ends as given."""
-    return any(at.f_code.co_filename.endswith(file) for at, _ in traceback.walk_stack(None))
-
-
 def with_user_paths(text: str) -> str:
     """A text with the user's paths in place of those of the copy that runs on this machine.
 

@@ -18,13 +18,14 @@ import os
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
-from k8sjob.runtime.base.frames import caller, is_called_from, place_of_thread
+from k8sjob.runtime.base.frames import caller, place_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -81,7 +82,6 @@ class Observer:
     """
 
     shared_import_s: ClassVar[float] = 0.0
-
     resumed: ClassVar[int] = 0
     in_session: ClassVar[bool] = False
     watched: ClassVar[bool] = False
@@ -133,7 +133,9 @@ class Observer:
         cls._running = None  # its thread is not in the child, and may have held the lock
 
     def _note_fork(self) -> None:
-        self._forked = self._forked or not is_called_from(_LOADER)  # workers load data only
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+        # A loader's workers load data only.
+        self._forked = self._forked or not any(file.endswith(_LOADER) for file in files)
 
     def _watch(self) -> None:
         tick = threading.Event()

@@ -48,11 +48,6 @@ class Mesh:
             self.group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
         )
 
-    @property
-    def has_data(self) -> bool:
-        """Whether this rank's losses and metrics count: one rank of each copy of the model."""
-        return self.model_rank == 0
-
     def axis(self, name: Literal["data", "model"]) -> DeviceMesh | None:
         """The ranks along one axis through this one; None if this rank is the only one on it.
 

@@ -48,15 +48,10 @@ def backend_for(backend: str | None, device: torch.device) -> str:
     """The backend that this rank could use: `backend`, or by its device nccl or gloo.
 
     Raises:
-        EnvError: this torch has no such backend, or it cannot work here.
+        EnvError: it cannot work here.
     """
     if backend is None:
         return "nccl" if device.type == "cuda" else "gloo"
-    if not dist.is_backend_available(backend):
-        raise EnvError(
-            f"backend {backend!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
-            "on GPUs, or remove the backend"
-        )
     if backend == "nccl" and device.type != "cuda":
         raise EnvError(
             f"backend 'nccl' needs a GPU for each process of a node, and this one has "
@@ -253,7 +248,7 @@ def open_group(
     `on_wait` see rendezvous().
 
     Raises:
-        EnvError: no such backend, or one that cannot work here.
+        EnvError: the backend cannot work here.
         PeerLost: ranks did not come in time.
     """
     if dist.is_initialized():

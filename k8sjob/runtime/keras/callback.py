@@ -218,7 +218,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         """
         self._seen += count
         # The loss of the samples since the last report follows from two means over the epoch.
-        if self._progress.due and self._placement.mesh.has_data:
+        if self._progress.due and self._placement.mesh.model_rank == 0:
             total, samples = float(mean) * self._seen, self._seen - self._reported
             recent = (total - self._sum) / max(samples, 1)
             self._progress.add(torch.tensor(recent), samples)

@@ -80,7 +80,7 @@ def assemble(
         "sharded": False,
         "restore": partial(model_state.restore, model),
         "ready": lambda _: None,
-        "counts": mesh.has_data,
+        "counts": mesh.model_rank == 0,  # one rank of each copy of the model
         "rng_stream": mesh.data_rank,
     }
     return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **fields})

@@ -132,10 +132,6 @@ def take_state(weights: Mapping[str, Tensor], moments: Mapping[str, dict[str, An
             _HELD.optimizer.state[weight] = dict(moments.get(name, {}))
 
 
-_FIND: Any = find
-"""RemoteModule asks for a class, and calls it."""
-
-
 class RemoteTable(nn.Module):
     """Replaces a table in the model; has no parameters here.
 
@@ -149,7 +145,9 @@ class RemoteTable(nn.Module):
         super().__init__()
         self.share = share
         self.pieces: tuple[Any, ...] = tuple(
-            RemoteModule(f"{server_name(number)}/cpu", _FIND, (name,)) for number in range(servers)
+            # RemoteModule asks for a class, and calls it.
+            RemoteModule(f"{server_name(number)}/cpu", cast("Any", find), (name,))
+            for number in range(servers)
         )
 
     def forward(self, *inputs: Any, **named: Any) -> Tensor:

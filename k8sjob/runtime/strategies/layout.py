@@ -31,7 +31,12 @@ def parameters(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, int]:
         if name not in chosen:
             continue
         axes = chosen[name]
-        _check(name, axes, parameter.ndim)
+        check_axes(name, axes, parameter.ndim)
+        if "data" in axes:
+            raise ValueError(
+                f"strategy.layout: {name} is a parameter, and those are the same along data; write"
+                " null there, or use kind: fsdp, which divides them along data"
+            )
         dim = model_dim(axes)
         first, before = dims.setdefault(parameter, (name, dim))
         if before != dim:
@@ -116,12 +121,3 @@ def _chosen(model: nn.Module, layout: Mapping[str, Axes]) -> dict[str, Axes]:
             chosen[name] = key
     check_used(layout, set(chosen.values()), names)
     return {name: layout[key] for name, key in chosen.items()}
-
-
-def _check(name: str, axes: Axes, ndim: int) -> None:
-    check_axes(name, axes, ndim)
-    if "data" in axes:
-        raise ValueError(
-            f"strategy.layout: {name} is a parameter, and those are the same along data; write"
-            " null there, or use kind: fsdp, which divides them along data"
-        )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.rendezvous import Rendezvous
 
 _LOOK_S: Final = 0.2
+_SCHEME: Final = "k8sjob"
+"""Of a URL by which torch's RPC finds the job's store."""
 
 
 class Calls:
@@ -50,8 +51,13 @@ class Calls:
         if is_loopback(env.master_addr):
             # TensorPipe looks for an address by the host's name otherwise, and listens on it.
             stay_on_loopback("TP_SOCKET_IFNAME")
+
+        def rendezvous(_url: str, **_more: Any) -> Iterator[tuple[Store, int, int]]:
+            yield PrefixStore("rpc", joined.again()), env.rank, env.world_size
+
+        register_rendezvous_handler(_SCHEME, rendezvous)  # type: ignore[no-untyped-call]  # torch leaves it so
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"{_scheme(joined.again, env)}://",
+            init_method=f"{_SCHEME}://",
             rpc_timeout=timeout,
             # torch's default of 16, and one for each process: a call may wait in its thread for the
             # lock of the tables.
@@ -138,15 +144,3 @@ def _loop() -> Future[None]:
 
 def _dismiss() -> None:
     _DISMISSED.set()
-
-
-def _scheme(again: Callable[[], Store], env: DistEnv) -> str:
-    """A URL scheme by which torch's RPC finds the job's store."""
-
-    def rendezvous(_url: str, **_more: Any) -> Iterator[tuple[Store, int, int]]:
-        yield PrefixStore("rpc", again()), env.rank, env.world_size
-
-    # torch registers a scheme once in a process, so each has another name.
-    scheme = f"k8sjob-{uuid.uuid4().hex}"
-    register_rendezvous_handler(scheme, rendezvous)  # type: ignore[no-untyped-call]  # as above
-    return scheme
