@@ -29,13 +29,8 @@ def slowest(outcome):
     return rank, seconds / len(told)
 
 
-def test_the_rank_that_lets_the_others_wait_is_named(run_ranks):
-    outcome = run_ranks({**OPTIONS, "slow": [1, 0.2]}, world=2)
-    assert slowest(outcome)[0] == 1
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_so_is_one_that_computes_longer_and_the_norm_is_that_of_one_process(kind, run_ranks, alone):
+def test_a_rank_that_computes_longer_is_named_and_the_norm_is_of_all(kind, run_ranks, alone):
     options = {**OPTIONS, "busy": [1, 0.2]}
     outcome = run_ranks(options, world=2, strategy=kind, options=KINDS[kind])
     last = outcome.told("progress")[-1]

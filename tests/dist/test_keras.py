@@ -45,7 +45,6 @@ WRONG = {
         {"schedule": True, **KERAS_ADAM},
         "scheduler: an optimizer of Keras has its own",
     ),
-    "a small batch": ({"batch": 2}, "global_batch=2 is below the number of ranks, 3: some would"),
     "unbuilt": ({"model": "unbuilt"}, "has no weights to train yet: begin it with keras.Input"),
 }
 

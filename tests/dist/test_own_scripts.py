@@ -91,11 +91,6 @@ def test_a_launcher_of_its_own_finds_the_group_in_the_environment(start):
     assert start(PLAIN, replicas=TWO_BY_TWO, run={"command": launcher}) == ALL_FOUR
 
 
-def test_torchrun_is_one_too(start):
-    lines = start(PLAIN, replicas={"workers": 1}, run={"command": ["torchrun", "main.py"]})
-    assert lines == [f"rank {rank} of 2, local rank 0, sum 1" for rank in range(2)]
-
-
 def test_a_script_that_spawns_its_ranks_itself(start):
     assert start(SPAWNS, replicas={"workers": 0}, run={"script": "main.py"}) == BOTH
 

@@ -30,7 +30,6 @@ def served(like, **options):
 
 BOTH = [r"bags|shades"]
 ONE_TRAINER = {
-    "momentum, one server": served("momentum", servers=1),
     "momentum, two servers": served("momentum", servers=2, tables=BOTH),
     "adam": served("adam", servers=2, tables=BOTH),
     "accumulated": served("accumulated", servers=2, tables=BOTH),

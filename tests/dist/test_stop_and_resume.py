@@ -67,19 +67,6 @@ def test_a_killed_rank_costs_only_the_steps_since_the_checkpoint(
     same(resumed.result, undisturbed)
 
 
-def test_another_number_of_ranks_continues_with_the_same_samples(
-    start_ranks, run_ranks, checkpoints
-):
-    options = {**OPTIONS, "dropout": 0.0}
-    whole = run_ranks(options, world=1).result
-    settings = {"checkpoint_dir": checkpoints, "checkpoint_every": 5}
-    start_ranks({**options, "kill": [1, 18]}, world=4, **settings).finish()
-    resumed = run_ranks(options, world=1, restart=1, **settings)
-    assert "saved by 4 ranks, resumed by 1" in resumed.told("warning")[0]["message"]
-    assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
-    assert resumed.result["weights"] == pytest.approx(whole["weights"], rel=1e-7, abs=1e-9)
-
-
 def test_sigterm_before_the_training_ends_at_once(start_ranks, tmp_path):
     ranks = start_ranks({"wait": 60}, world=1)
     ranks.await_event("started")

@@ -86,10 +86,8 @@ BF16 = {
     "pipeline bf16": pipeline("digits", ["fc2"], bf16=True),
 }
 ONE_PROCESS = {
-    "model_split digits": case("digits", "model_split", splits=["fc2", "out"]),
     "model_split clipped": case("clipped", "model_split", splits=["block1"]),
     "model_split accumulated": case("accumulated", "model_split", splits=["block1"]),
-    "data_parallel digits": case("digits", "data_parallel"),
     "data_parallel clipped": case("clipped", "data_parallel"),
     "model_split clipped, recomputed": case(
         "clipped", "model_split", splits=["block1"], checkpoint_activations=True
@@ -112,10 +110,6 @@ DROPPED = {
     "mesh digits, dropped": {**mesh("digits", 2, UNEVEN), **DROPOUT, "batch": 30, "samples": 300},
 }
 WRONG = {
-    "a split that is no layer": (
-        pipeline("digits", ["fc3"]),
-        "'fc3' is not a layer of the chain; valid layers: fc1, act.0, act.1, fc2, tanh, out",
-    ),
     "is divided and used as a whole": (
         mesh("text", 2, {"embed.places.weight": [None, "model"]}),
         "a tensor that strategy.layout divides was combined with a plain parameter",

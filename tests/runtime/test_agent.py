@@ -23,12 +23,8 @@ class TestExitCodes:
         ("script", "code"),
         [
             ("", 0),
-            ("import sys; sys.exit(3)", 3),
-            ("1 / 0", 1),
             ("import os; os._exit(7)", 7),
-            ("import os; os.abort()", 134),
             ("import os; os.kill(os.getpid(), 9)", 137),
-            ("import os; os.kill(os.getpid(), 15)", 143),
             (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
         ],
     )

@@ -124,9 +124,6 @@ class TestVerdict:
         assert (reason.exit_code, reason.type) == (143, "Stopped")
         assert detail in reason.message
 
-    def test_a_signal_without_a_name_has_its_number(self):
-        assert verdict(Attempt(exits={0: killed(40, 1)}), None).message == "killed by signal 40"
-
     @given(
         st.dictionaries(
             st.integers(0, 7),

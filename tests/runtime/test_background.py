@@ -13,16 +13,6 @@ from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.comm.rendezvous import Rendezvous
 
 
-def test_the_result_is_handed_over_where_it_is_requested():
-    background, taken, go = Background(lambda: 0, lambda: None), [], threading.Event()
-    background.begin(lambda: go.wait(60) and "done", taken.append)
-    background.take()
-    assert (background.busy, taken) == (True, [])
-    go.set()
-    assert background.finish()
-    assert (background.busy, taken) == (False, ["done"])
-
-
 def test_a_beat_comes_only_for_progress():
     go, sizes, beats = threading.Event(), [1, 2, 2, 2, 5], []
 

@@ -475,17 +475,3 @@ def test_a_file_and_a_folder_count_alike(desk):
     assert desk.newest()["epoch"] == 2
     desk.save(3)
     assert desk.names == ["step-00000002.pt", "step-00000003"]
-
-
-def test_a_folder_is_tried_before_there_is_anything_to_lose(tmp_path):
-    assert Checkpoints(tmp_path / "new").refusal() is None
-    assert list((tmp_path / "new").iterdir()) == []
-    (tmp_path / "file").write_text("")
-    assert "file/saves cannot be written by user" in Checkpoints(tmp_path / "file/saves").refusal()
-
-
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
-    (tmp_path / "file").write_text("")
-    desk = Desk(tmp_path / "file" / "saves", "full")
-    desk.save(1)
-    assert desk.detail.getvalue().startswith("warning: no checkpoint at step 1: ")

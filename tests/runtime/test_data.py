@@ -127,15 +127,6 @@ def test_a_rank_without_samples_stands_in_with_no_weight():
     assert not samplers(5, 4, batch_size=1, tail="pad")[3].leaves_out()
 
 
-def test_epochs_have_orders_of_their_own():
-    sampler = samplers(100, 1, batch_size=10)[0]
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert first != list(sampler)
-    sampler.set_epoch(0)
-    assert first == list(sampler)
-
-
 def test_a_new_epoch_begins_at_its_beginning():
     sampler = samplers(100, 1, batch_size=10)[0]
     sampler.advance(3)

@@ -6,7 +6,7 @@ from torch.nn import functional
 from k8sjob.runtime.base.env import DistEnv
 from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.comm.process_group import Group
-from k8sjob.runtime.evaluation import accuracy, evaluate
+from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.strategies.api import assemble
 
 
@@ -69,20 +69,6 @@ def test_own_metrics_are_per_sample_or_means():
 def test_a_metric_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"'wide' gave \(4, 2\) for 4 samples"):
         run(nn.Linear(3, 2), data(), metrics={"wide": lambda output, target: output})
-
-
-@pytest.mark.parametrize(
-    ("output", "targets"),
-    [
-        (torch.ones(4), (torch.ones(4),)),
-        (torch.ones(4, 2), (torch.ones(4),)),
-        (torch.ones(4, 2), ()),
-        ([torch.ones(4, 2)], (torch.ones(4),)),
-        (torch.ones(4, 2, 3), (torch.ones(4, 3).long(),)),
-    ],
-)
-def test_where_accuracy_means_nothing_there_is_none(output, targets):
-    assert accuracy(output, *targets) is None
 
 
 def test_a_regression_has_only_its_loss():

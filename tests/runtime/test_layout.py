@@ -23,11 +23,6 @@ def test_a_name_comes_before_regular_expressions():
     assert parameters(Net(), layout) == {"fc1.weight": 0, "fc11.weight": 1}
 
 
-def test_none_means_replicated():
-    assert parameters(Net(), {}) == {}
-    assert parameters(Net(), {"fc1.weight": [None, None]}) == {}
-
-
 def test_outputs_of_layers_have_layouts_too():
     layout = {r"(fc1|act)\.output": ["data", "model"], "fc1.bias": [None]}
     assert outputs(Net(), layout) == {"fc1": ["data", "model"], "act": ["data", "model"]}

@@ -67,9 +67,3 @@ def test_before_the_first_step_others_wait_for_a_rank_that_prepares(clock):
         message
         == "no optimizer step for 11 s: rank 0 works at main.py:5 in load, rank 1 is at main.py:9"
     )
-
-
-def test_there_is_none_without_a_timeout(clock):
-    waits = LongWaits(0)
-    clock.seconds += 1e6
-    assert waits.look(1000.0) is None

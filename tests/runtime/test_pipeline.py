@@ -131,11 +131,6 @@ def test_every_stage_takes_its_input_to_its_device_and_the_output_comes_back():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_a_split_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="'2' is not a layer of the chain; valid layers: 0, 1"):
-        prepared(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["2"])
-
-
 # --- the stages of a chain of layers --------------------------------------------------------------
 
 

@@ -19,16 +19,9 @@ def test_the_device_chooses_the_backend():
     assert backend_for("gloo", GPU) == "gloo"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "backend 'nccl' needs a GPU for each process",
-        *(f"backend '{name}' is not in this torch" for name in ("gluu", "mpi", "tcp")),
-    ],
-)
-def test_other_backends_are_refused_by_name(error):
-    with pytest.raises(EnvError, match=error):
-        backend_for(error.split("'")[1], CPU)
+def test_nccl_needs_gpus():
+    with pytest.raises(EnvError, match="backend 'nccl' needs a GPU for each process"):
+        backend_for("nccl", CPU)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +42,8 @@ def test_one_backend_for_all(infos, backend, remark):
     assert bool(found[1]) == bool(remark)
 
 
-def test_alone_a_collective_is_a_copy():
-    group = Group(DistEnv(0, 0, 1, 1, "127.0.0.1", 0), "gloo", CPU)
-    value = torch.tensor([1.0, 2.0])
-    for copy in (group.all_reduce(value), group.broadcast(value), group.gather(value)[0]):
-        assert torch.equal(copy, value)
-        copy.zero_()
-    assert value.tolist() == [1.0, 2.0]
-    assert group.sums([1, 2.5]) == [1.0, 2.5]
-    assert group.table([1, 2.5]) == [[1.0, 2.5]]
-    assert group.broadcast_bytes(b"x") == b"x"
-    assert group.broadcast_bytes(None) is None
-    group.barrier()
+def test_what_a_collective_does_not_take_is_refused():
+    group, value = Group(DistEnv(0, 0, 1, 1, "127.0.0.1", 0), "gloo", CPU), torch.ones(2)
     with pytest.raises(ValueError, match="op='mean'"):
         group.all_reduce(value, "mean")
     with pytest.raises(ValueError, match="to=1: it must be one of the ranks 0 to 0"):

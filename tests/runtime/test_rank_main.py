@@ -396,8 +396,3 @@ class TestReason:
         write_reason(Reason(138, type="PeerLost"), file)
         assert read_reason(file).type == "Hang"
         assert list(tmp_path.iterdir()) == [file]
-
-    def test_without_an_agent_no_reason_is_written(self, tmp_path):
-        write_reason(Reason(1), None)
-        write_reason(Reason(1), tmp_path / "no" / "folder")
-        assert read_reason(tmp_path / "no" / "folder") is None

@@ -8,7 +8,7 @@ import pytest
 
 from k8sjob.runtime.base.env import DistEnv
 from k8sjob.runtime.base.errors import EnvError, PeerLost
-from k8sjob.runtime.base.network import is_loopback, reserve
+from k8sjob.runtime.base.network import reserve
 from k8sjob.runtime.comm.process_group import common_backend
 from k8sjob.runtime.comm.rendezvous import NOTE, RankInfo, rendezvous
 
@@ -108,18 +108,3 @@ def test_a_port_that_another_listens_on_is_named():
         taken = other.getsockname()[1]
         with pytest.raises(EnvError, match=f"cannot listen on 127.0.0.1:{taken}"):
             join(taken, 0, 2, timeout=0.3)
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.0.1", True),
-        ("::1", True),
-        ("localhost", True),
-        ("10.0.0.1", False),
-        ("digits-master-0", False),
-    ],
-)
-def test_loopback_is_known(address, local):
-    assert is_loopback(address) is local

@@ -78,15 +78,6 @@ def test_all_ranks_stop_before_the_same_point(group, seed):
     assert not ranks.lost
 
 
-def test_a_rank_alone_stops_at_once():
-    coordinator = StopCoordinator(0, 1)
-    assert coordinator.passes()
-    coordinator.request("SIGTERM")
-    assert not coordinator.passes()
-    assert coordinator.reason == "SIGTERM"
-    coordinator.finish(1)
-
-
 def test_a_failing_rank_warns_the_others(group):
     ranks = group(2)
     ranks.coordinators[0].warn_others("rank 0 failed: ValueError: no")

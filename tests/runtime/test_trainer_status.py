@@ -71,10 +71,7 @@ def test_a_session_ends_with_all_of_it_done(trainer):
         ("refused", "HTTP 403 Forbidden"),
         ("redirect", "HTTP 307 Temporary Redirect"),
         ("hang up", "RemoteDisconnected: "),
-        ("another name", "SSLCertVerificationError: "),
         ("no token", "FileNotFoundError: "),
-        ("nobody", "ConnectionRefusedError: "),
-        ("no port", "ValueError: "),
         ("no address", "ValueError: "),
         ("silence", "TimeoutError: "),
     ],
@@ -82,11 +79,8 @@ def test_a_session_ends_with_all_of_it_done(trainer):
 def test_what_goes_wrong_costs_one_line_and_no_time(trainer, monkeypatch, capsys, fault, line):
     if fault == "no token":
         trainer.token.unlink()
-    elif fault == "nobody":
-        trainer.stop()
-    url = {"another name": trainer.url.replace("127.0.0.1", "localhost"), "no port": "https://x:y"}
-    url["no address"] = "https://[x"
-    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", url.get(fault, trainer.url) + PATH)
+    elif fault == "no address":
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", "https://[x" + PATH)
     with Server(lambda _: pytest.fail("the token went to another server")) as stranger:
         location = {"Location": stranger.url + PATH}
         trainer.reply = {

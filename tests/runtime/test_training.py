@@ -179,13 +179,6 @@ def test_sigterm_saves_and_leaves_with_143(settings, told, tmp_path):
     assert torch.equal(run.model.weight, train(3).model.weight)
 
 
-def test_sigterm_without_checkpoints_leaves_with_143(settings):
-    settings()
-    with pytest.raises(SystemExit) as left:
-        train(3, stop_after=6)
-    assert left.value.code == 143
-
-
 def test_sigterm_in_an_evaluation_comes_back_to_it(settings, told, tmp_path):
     settings(checkpoint_dir=str(tmp_path))
 
@@ -274,11 +267,6 @@ def test_changed_data_within_an_epoch_restart_the_epoch(settings, told, tmp_path
         loop(run, dataset=data(80))
     assert "epoch 0 starts again" in told("warning")[0]["message"]
     assert run.steps == 2 + 8
-
-
-def test_accumulation_counts_optimizer_steps(settings):
-    settings(options={"accumulate": 3})
-    assert train(2).steps == 4  # 4 batches an epoch: 3 + 1
 
 
 def test_the_loss_so_far_is_the_mean_over_the_samples(settings):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.hangs import SYNC, Beat, culprits, explain
-from k8sjob.runtime.comm.watchdog import Watchdog
 
 ALONE = dist_env({})
 
@@ -59,10 +57,6 @@ class TestCulprits:
         rank = data.draw(st.integers(0, len(beats)))
         behind = beat(-1, "compute")
         assert culprits(dict(enumerate([*beats[:rank], behind, *beats[rank:]]))) == (rank,)
-
-    @given(st.builds(Beat, st.integers(0), st.text(), st.booleans()))
-    def test_a_beat_survives_the_store(self, one):
-        assert Beat.decode(one.encode().encode()) == one
 
 
 class TestOneRank:
@@ -134,10 +128,3 @@ class TestOneRank:
     def test_a_closed_one_is_silent(self, run, tmp_path):
         result = run([self.HANG, "dog.close(); time.sleep(1.5)"], hang_timeout=0.5)
         assert result.code == 0
-
-    def test_zero_watches_nothing(self):
-        before = threading.active_count()
-        dog = Watchdog(None, ALONE, timeout=0)
-        dog.beat(1)
-        assert threading.active_count() == before
-        dog.close()

@@ -33,7 +33,6 @@ OPTIONS = {
     "count": False,  # count the reductions of gradients
     "linger": 0.0,  # seconds that rank 0 stays in the session after training
     "model": "dense",  # or "bags"
-    "slow": None,  # [rank, seconds]: that rank's pause in each step
     "busy": None,  # [rank, seconds]: what that rank's loss takes to compute
 }
 
@@ -116,8 +115,6 @@ def main():
                 while options["hold"] == run.steps and not begun and not job.should_stop():
                     time.sleep(0.05)
                 time.sleep(options["pause"])
-                if options["slow"] and options["slow"][0] == job.rank:
-                    time.sleep(options["slow"][1])
                 run.step(inputs, targets)
             losses.append(run.loss)
         found = run.evaluate(data, batch_size=7)
