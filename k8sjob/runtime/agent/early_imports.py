@@ -28,8 +28,6 @@ _LATER: Final = re.compile(
     "|safetensors|timm|tokenizers|torchaudio|torchmetrics|torchvision|tqdm|transformers"
 )
 """Libraries that set none of torch's variables; a rank imports them, as some read its own."""
-_ACTS: Final = ""
-"""In place of a module's name: something else than an import comes first."""
 _SESSION: Final = re.compile(rb"\bk8sjob(\.| import )runtime\b")
 _CONFIGURES: Final = re.compile(rb"\b(AOT|INDUCTOR|SYMPY|TORCH(?!ELASTIC)|TRITON)_?[A-Z]")
 """Variables, of hundreds, that torch's compiler and its libraries read at their import."""
@@ -94,7 +92,7 @@ class _Script:
         return files
 
     def first_imports(self, file: Path) -> Iterator[str]:
-        """The modules outside the folder that a file imports first; _ACTS ends them."""
+        """The modules outside the folder that a file imports first, and "" if it then acts."""
         if file in self._entered:
             return
         self._entered.add(file)
@@ -107,7 +105,7 @@ class _Script:
                     if not files and not (self._folder / name.partition(".")[0]).is_dir():
                         yield name
             elif not _is_inert(statement):
-                yield _ACTS
+                yield ""
 
     def texts(self, files: Sequence[Path]) -> list[bytes]:
         """The files, and all in the folder that they import anywhere."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SAFETENSORS: Final = ".safetensors"
-_TORCH: Final = (".pt", ".pth")
 
 
 def export(
@@ -51,7 +50,7 @@ def export(
     """
     # Everything that can be refused by the names alone comes first: to read a checkpoint may take
     # minutes.
-    if target.suffix.lower() not in {_SAFETENSORS, *_TORCH}:
+    if target.suffix.lower() not in {_SAFETENSORS, ".pt", ".pth"}:
         raise ValueError(
             f"{target}: its suffix decides the format; end it with .pt or {_SAFETENSORS}"
         )

@@ -39,14 +39,19 @@ def of_rank(seed: int, rank: int) -> int:
 def divide(ranks: DeviceMesh) -> None:
     """Let random operations on a tensor that is divided over these ranks differ by the part.
 
-    The ranks draw the same numbers otherwise. torch's own tracker is for GPUs alone, and gives rank
-    0's numbers to all ranks of the job at the first such operation, or has a state that nothing
-    saves; on CPUs ranks would draw different numbers after parts of unequal size.
+    The ranks draw the same numbers otherwise. torch does this on GPUs, but would give rank 0's
+    numbers to all ranks of the job at the first such operation; on CPUs each part would
+    have the same numbers, and ranks would draw different ones after parts of unequal size.
     """
     from torch.distributed.tensor import _random
+    from torch.distributed.tensor._random import _RNGStateTracker
 
-    of_gpus = torch.cuda.default_generators
     on_gpu = ranks.device_type == "cuda"
+    # Older trackers have a state of their own, which nothing saves or restores.
+    if on_gpu and not hasattr(_RNGStateTracker, "rng_state_is_sync"):
+        _random.manual_seed(torch.initial_seed(), ranks)
+        return
+    of_gpus = torch.cuda.default_generators
     used = of_gpus[torch.cuda.current_device()] if on_gpu else torch.default_generator
     tracker: Any = _ByPart(used)
     _random._rng_tracker = tracker  # noqa: SLF001 - torch has no public place for it

@@ -40,7 +40,6 @@ class StopCoordinator:
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        """A coordinator; start() begins the watch."""
         self._rank, self._world = rank, world_size
         self._store: Store | None = None
         self.reason = ""

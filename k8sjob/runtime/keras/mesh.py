@@ -131,8 +131,6 @@ def distributed(group: Group, options: Mapping[str, Any]) -> Iterator[None]:
 
 _UNSIGNED: Final = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Types that torch stores and hardly computes with, and what a checkpoint has instead."""
-_IN_NUMPY: Final = {torch.bfloat16: torch.float32}
-"""Types that numpy has not, and what Keras is given instead."""
 
 
 class ShardedModel(Placement):
@@ -302,7 +300,9 @@ def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) ->
         copy = type(model).from_config(model.get_config())
         if not copy.built:
             copy.build_from_config(model.get_build_config())
-        copy.set_weights([weight.to(_IN_NUMPY.get(weight.dtype)).numpy() for weight in weights])
+        # numpy has no bfloat16.
+        plain = [weight.float() if weight.dtype == torch.bfloat16 else weight for weight in weights]
+        copy.set_weights([weight.numpy() for weight in plain])
         try:
             copy.compile_from_config(model.get_compile_config() if model.compiled else {})
         except (TypeError, ValueError) as error:  # after all the training: the weights are there

@@ -422,9 +422,9 @@ def prepare_model_split(model: nn.Module, loss: Loss, group: Group, options: Opt
     for layers, place in zip(stages, places, strict=True):
         for name in layers:
             model.get_submodule(name).to(place)
-        model.get_submodule(layers[0]).register_forward_pre_hook(partial(_enter, place))
+        model.get_submodule(layers[0]).register_forward_pre_hook(partial(_moved, place))
     # The output goes back to where targets are, and where it is measured.
-    model.register_forward_hook(partial(_move_output, group.device))
+    model.register_forward_hook(partial(_moved, group.device))
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
 
@@ -437,9 +437,6 @@ def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
     return [torch.device("cuda", stage * used // stages) for stage in range(stages)]
 
 
-def _enter(place: torch.device, _: nn.Module, inputs: Any) -> Any:
-    return move(inputs, place)
-
-
-def _move_output(place: torch.device, _: nn.Module, __: Any, output: Any) -> Any:
-    return move(output, place)
+def _moved(place: torch.device, *hooked: Any) -> Any:
+    """What a hook gets last: inputs before a forward pass, the output after it."""
+    return move(hooked[-1], place)
