@@ -450,7 +450,7 @@ class TestHang:
             import ctypes, time
             from k8sjob.runtime.base.heartbeat import Observer
             Observer.watched = {watched}
-            (time if Observer.watched else ctypes.PyDLL(None)).sleep(4)
+            (time if Observer.watched else ctypes.PyDLL(None)).sleep(3)
         """
         assert run(script, hang_timeout=1.0).code == 0
 

@@ -133,9 +133,9 @@ class Observer:
         cls._running = None  # its thread is not in the child, and may have held the lock
 
     def _note_fork(self) -> None:
-        files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
-        # A loader's workers load data only.
-        self._forked = self._forked or not any(file.endswith(_LOADER) for file in files)
+        frames = traceback.walk_stack(sys._getframe())  # noqa: SLF001 - documented
+        loads = any(frame.f_code.co_filename.endswith(_LOADER) for frame, _ in frames)
+        self._forked = self._forked or not loads  # a loader's workers load data only
 
     def _watch(self) -> None:
         tick = threading.Event()
