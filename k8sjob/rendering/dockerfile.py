@@ -8,7 +8,6 @@ or a shell: names are checked, commands are in exec form, and arguments of a she
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,15 +59,14 @@ def write_context(
 ) -> list[Path]:
     """Write the manifest, and what the image is built from, into a folder.
 
-    A target other than the context itself becomes a copy of it, without what its .dockerignore
-    leaves out and what often holds credentials; a copy that an earlier call has made is replaced
-    once the new one is complete. For an image that is used as it is there is only the manifest. No
-    link is followed.
+    The target becomes a copy of the context, without what its .dockerignore leaves out and what
+    often holds credentials; a copy that an earlier call has made is replaced once the new one is
+    complete. For an image that is used as it is there is only the manifest. No link is followed.
 
     Args:
         spec: the job.
         source: the build context: the spec's `image.context`, from where its job.yaml lies.
-        target: the folder to write, made where it is missing; may be `source`.
+        target: the folder to write, made where it is missing.
         image: as for render.
 
     Returns:
@@ -79,23 +77,15 @@ def write_context(
     """
     rendered = {_MANIFESTS[spec.target]: render(spec, image)}
     if not spec.builds_image:
-        return _write(rendered, target)
+        _refuse_foreign(target / _MANIFESTS[spec.target])
+        write_files(target, rendered)
+        return [target / name for name in rendered]
     rendered[DOCKERFILE] = dockerfile(spec)
     if not source.is_dir():
         raise ImageError(f"image.context: {source} is not a folder; specify the one with your code")
-    ignore_file = source / OWN_IGNORE
-    own_text = own_patterns(ignore_file)
-    own_ignore = Ignore(own_text or "")  # here, so that an error names the line of their file
+    own_text = own_patterns(source / OWN_IGNORE)
+    Ignore(own_text or "")  # alone, so that an error names the line of their file
     patterns = dockerignore() if own_text is None else f"{private_patterns()}\n{own_text}"
-    if target.resolve() == source.resolve():
-        _refuse_foreign(rendered, target)
-        if own_text is None:
-            rendered[OWN_IGNORE] = patterns
-        else:
-            _refuse_patterns(ignore_file, own_ignore, Ignore(patterns))
-        with whole_folder(target / RUNTIME_SOURCE) as draft:
-            _copy_runtime(draft)
-        return _write(rendered, target)
     # Taken back in, in case a pattern of the user's leaves out all names with a dot.
     rendered[OWN_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
     names = _copied_names(source, target, Ignore(patterns))
@@ -144,56 +134,30 @@ def check_script(spec: JobSpec, folder: Path, *, local: bool = False) -> None:
         raise SpecError([invalid(("run", "script"), message, step)])
 
 
-def _write(files: dict[str, str], target: Path) -> list[Path]:
-    _refuse_foreign(files, target)
-    write_files(target, files)
-    return [target / name for name in files]
-
-
-def _refuse_foreign(names: dict[str, str], target: Path) -> None:
-    """A Dockerfile of the user's own is not k8sjob's to replace, nor what a link leads to."""
-    for name in (*names, RUNTIME_SOURCE):
-        path = target / name
-        if path.is_symlink():
-            raise ImageError(
-                f"{path} is a symbolic link, and what it leads to would be changed; remove it, or"
-                " render into another folder"
-            )
-        if name == RUNTIME_SOURCE:
-            continue
-        if name != OWN_IGNORE and path.exists() and not path.read_bytes().startswith(_MARK):
-            raise ImageError(
-                f"{path} was not written by k8sjob and would be lost; move it away, or render into"
-                " another folder"
-            )
-
-
-def _refuse_patterns(path: Path, own_ignore: Ignore, all_patterns: Ignore) -> None:
-    """A build in the user's own folder follows only their .dockerignore."""
-    if own_ignore(f"{RUNTIME_SOURCE}/k8sjob/__init__.py"):
-        raise ImageError(
-            f"{path} leaves out {RUNTIME_SOURCE}, which the image needs; add a last line"
-            f" '!{RUNTIME_SOURCE}'"
-        )
-    shown = (name for name in own_ignore.walk(path.parent) if all_patterns(name))
-    if names := list(itertools.islice(shown, 3)):
-        raise ImageError(
-            f"{path} lets files into the image that often hold credentials: {', '.join(names)};"
-            " name them there, or with '!' in front if the image needs them"
-        )
+def _refuse_foreign(file: Path) -> None:
+    """A file of the user's own is not k8sjob's to replace, nor what a link leads to."""
+    if file.is_symlink():
+        reason = "is a symbolic link, and what it leads to would be changed; remove it"
+    elif file.exists() and not file.read_bytes().startswith(_MARK):
+        reason = "was not written by k8sjob and would be lost; move it away"
+    else:
+        return
+    raise ImageError(f"{file} {reason}, or render into another folder")
 
 
 def _copied_names(source: Path, target: Path, ignore: Ignore) -> list[str]:
     """The files of a context that a copy of it has."""
     if target.is_symlink():
         raise ImageError(f"{target} is a symbolic link; specify the folder itself")
+    inside = target.resolve()  # a target inside the context must not contain itself
+    if source.resolve().is_relative_to(inside):
+        raise ImageError(f"{target} has the code that would be copied; specify another folder")
     entries = target.iterdir() if target.exists() else ()
     foreign = any(not entry.name.startswith(DRAFT) for entry in entries)
     if foreign and not (target / COPY_MARK).is_file():
         raise ImageError(
             f"{target} has files that k8sjob has not written; specify a new or an empty folder"
         )
-    inside = target.resolve()  # a target inside the context must not contain itself
     return [
         name
         for name in ignore.walk(source)
