@@ -44,7 +44,6 @@ def healthy():
         "/version": {"gitVersion": "v1.34.4"},
         "/apis/kubeflow.org/v1": {"resources": [{"name": "pytorchjobs"}]},
         "/apis/apps/v1/deployments": {"items": [deployment()]},
-        "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations": {"items": []},
         "/api/v1/nodes": {"items": [node()]},
         "/api/v1/pods": {"items": [pod(cpu="1")]},
         "/apis/storage.k8s.io/v1/storageclasses": {
@@ -58,7 +57,6 @@ def healthy():
             ]
         },
         NAMESPACE: {"metadata": {"name": "team", "labels": {}}},
-        f"{NAMESPACE}/serviceaccounts/default": {"metadata": {"name": "default"}},
         f"{NAMESPACE}/resourcequotas": {"items": []},
         f"{NAMESPACE}/limitranges": {"items": []},
         f"{NAMESPACE}/pods": {"items": []},

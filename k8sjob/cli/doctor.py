@@ -12,7 +12,7 @@ from rich.text import Text
 from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Report, examine, gather
 from k8sjob.checks.doctor.check import problem, verdict, warning
-from k8sjob.checks.doctor.machine import Machine, client, here, look
+from k8sjob.checks.doctor.machine import here
 from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import AUTO, JobFile, job_command, target_option, with_target
 from k8sjob.cli.options import format_option
@@ -68,12 +68,11 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
             target = spec.target
     elif spec and target:
         spec = spec.with_(target=target)
-    machine = look(place.client)
     if not place.asks_cluster:
-        report = Report([*here(machine), *_for_local_jobs(spec, job), _no_cluster(place)])
+        report = Report([*here(), *_for_local_jobs(spec, job), _no_cluster(place)])
     else:
         with job.located() if job else nullcontext():
-            report = _cluster(place, machine, spec, target)
+            report = _cluster(place, spec, target)
     if output == "table":
         _show(report)
     else:
@@ -81,7 +80,7 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
     return int(report.is_blocked)
 
 
-def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str | None) -> Report:
+def _cluster(place: Place, spec: JobSpec | None, target: str | None) -> Report:
     namespace = place.namespace or (spec.namespace if spec else None)
     try:
         backend = place.connect(namespace)
@@ -90,7 +89,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         # are.
         step = error.next_step or "correct the kubeconfig"
         refusal = problem("kubeconfig", error.message, step)
-        return Report([client(machine, place.client), refusal])
+        return Report([refusal])
     transport = backend.transport
     plan = plan_job(spec) if spec else None
     with suppress(BackendError):  # a check says that the cluster cannot be reached
@@ -99,8 +98,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)
-    version = str((facts.object("version") or {}).get("gitVersion", ""))
-    checks = [client(machine, place.client, version), *report.checks, *_slow_nodes(facts)]
+    checks = [*report.checks, *_slow_nodes(facts)]
     return Report(checks, report.context, report.namespace, report.rbac)
 
 

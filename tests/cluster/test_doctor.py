@@ -65,7 +65,7 @@ def test_a_cluster_where_jobs_can_be_submitted(client, doctor, get):
     checks, code = doctor("--client", client)
     assert code == 0
     assert VALIDATOR in checks["webhook"][0]["seen"]
-    for topic in ("client", "server", "permissions", "crd", "webhook", "operator", "dry-run"):
+    for topic in ("server", "permissions", "crd", "webhook", "operator", "dry-run"):
         assert [check["verdict"] for check in checks[topic]] == ["ok"], checks[topic]
     assert not get("pytorchjobs")  # nothing was created
 
@@ -170,7 +170,7 @@ def test_an_apiserver_that_does_not_answer(bed, doctor):
     checks, code = doctor()
     bed.start("apiserver")  # the end of the namespace asks it
     assert code == 1
-    assert set(checks) == {"client", "server"}
+    assert set(checks) == {"server"}
     assert checks["server"][0]["verdict"] == "problem"
 
 

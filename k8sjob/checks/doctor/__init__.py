@@ -42,7 +42,6 @@ _CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[Finding]], ...]] = (
     cluster.free_devices,
     cluster.preflights,
     cluster.storage,
-    cluster.pull_secrets,
 )
 
 

@@ -144,17 +144,6 @@ def storage(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def pull_secrets(facts: ClusterFacts) -> Iterator[Finding]:
-    """The pull secrets that Pods of the default service account get."""
-    account = facts.object("service account")
-    if account is None:
-        return
-    names = [secret.get("name", "") for secret in account.get("imagePullSecrets") or ()]
-    message = f"the service account default has {', '.join(names) or 'no pull secret'}"
-    step = "" if names else "for a private registry, set image.pull_secrets"
-    yield fine("pull-secrets", message, step)
-
-
 _NEARLY: Final = Decimal("0.9")
 _COUNTED: Final = ("cpu", "memory")
 """The amounts that a quota requires every container to state."""

@@ -37,7 +37,6 @@ _NEEDS_TIMEOUT: Final = 3.0
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
 _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "webhooks": ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", {}),
     "nodes": ("/api/v1/nodes", {}),
     "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
     "namespace": ("/api/v1/namespaces/{namespace}", {}),
@@ -46,7 +45,6 @@ _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         "/api/v1/namespaces/{namespace}/pods",
         {"labelSelector": f"{MANAGED_BY}=k8sjob", "limit": str(_PAGE)},
     ),
-    "service account": ("/api/v1/namespaces/{namespace}/serviceaccounts/default", {}),
     "quotas": ("/api/v1/namespaces/{namespace}/resourcequotas", {}),
     "limit ranges": ("/api/v1/namespaces/{namespace}/limitranges", {}),
 }

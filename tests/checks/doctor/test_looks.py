@@ -8,7 +8,6 @@ from k8sjob.checks.doctor.cluster import (
     limits,
     namespace,
     pod_security,
-    pull_secrets,
     quota_need,
     quotas,
     storage,
@@ -26,9 +25,8 @@ API, TRAINER = "/apis/kubeflow.org/v1", "/apis/trainer.kubeflow.org"
 DEPLOYMENTS = "/apis/apps/v1/deployments"
 OWN_DEPLOYMENTS = "/apis/apps/v1/namespaces/kubeflow/deployments"
 TEAM = "/api/v1/namespaces/team"
-WORKERS, ACCOUNT = f"{TEAM}/pods", f"{TEAM}/serviceaccounts/default"
+WORKERS = f"{TEAM}/pods"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
-HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 REFUSED = ApiError("forbidden", code=403, reason="Forbidden", detail="cannot list resource")
 DOWN = ApiError(f'failed calling webhook "{HOOK}": connect: connection refused', code=500)
 GONE = ApiError('namespaces "team" not found', code=404, reason="NotFound")
@@ -75,12 +73,6 @@ def deployed(*args, **more):
     return {DEPLOYMENTS: items(deployment(*args, **more))}
 
 
-def registered(name):
-    """A bad job is not refused, although this webhook is there."""
-    hook = {"name": name, "failurePolicy": "Ignore"}
-    return NOT_REFUSED | {HOOKS: items({"webhooks": [hook]})}
-
-
 OPERATORS_OWN = "for i in $(seq 100); do if nslookup m; then err=0 && break; fi; sleep 2; done"
 BY_DEFAULT = "the operator's default, unless another one is set"
 INVALID = ApiError("is invalid", code=422, causes=[("spec.nprocPerNode", "text")])
@@ -99,10 +91,7 @@ LOOKS = [
     # the webhook
     (webhook, {}, OK, f"answers: {HOOK} refused an invalid job"),
     (webhook, dry_runs(DOWN), PROBLEM, "connection refused", "-n kubeflow get pods"),
-    (webhook, NOT_REFUSED | {HOOKS: REFUSED}, WARNING, "its version has none"),
-    (webhook, NOT_REFUSED, WARNING, "no ValidatingWebhookConfiguration"),
-    (webhook, registered("other"), WARNING, "no ValidatingWebhookConfiguration"),
-    (webhook, registered(HOOK), WARNING, "registered (failurePolicy Ignore) and did not act"),
+    (webhook, NOT_REFUSED, WARNING, "its version has none"),
     (webhook, dry_runs(REFUSED), UNKNOWN, "failed for another reason", "the dry-run check"),
     (webhook, dry_runs(denied("policy.example")), UNKNOWN, "failed for another reason"),
     (webhook, {"pytorchjobs": None}),
@@ -144,9 +133,6 @@ LOOKS = [
     (storage, {}, OK, "claims get the StorageClass fast (available: fast)"),
     (storage, SLOW, WARNING, "no StorageClass is the default (available: slow)"),
     (storage, {CLASSES: REFUSED}, UNKNOWN),
-    (pull_secrets, {}, OK, "no pull secret"),
-    (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "has r"),
-    (pull_secrets, {ACCOUNT: REFUSED}),
 ]
 """A check, what the cluster answers, and what is found: the verdict, and parts of the text."""
 

@@ -11,12 +11,9 @@ from k8sjob.checks.doctor.check import Permission
 from k8sjob.checks.doctor.permissions import (
     RULES,
     Grant,
-    all_permissions,
     binding,
     role,
-    rules_of,
 )
-from k8sjob.targets.jobs import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[3]
 RBAC = ROOT / "manifests/rbac"
@@ -66,11 +63,6 @@ def test_nothing_secret_and_nothing_in_pods_is_granted():
     jobs = {"pytorchjobs.kubeflow.org", "jobs.batch", "jobsets.jobset.x-k8s.io"}
     trainer = {f"train{kind}.trainer.kubeflow.org" for kind in ("jobs", "ingruntimes")}
     assert changed == {*jobs, *trainer, "services"}
-
-
-def test_each_permission_is_requested_once():
-    asked = all_permissions()
-    assert len(asked) == len(set(asked)) == sum(len(rule.verbs) for rule in rules_of(DEFAULT))
 
 
 def test_a_review_names_subresource_group_and_namespace():
