@@ -23,7 +23,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model
 from pydantic_core import PydanticCustomError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import K8sJobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -187,8 +186,6 @@ class Part(Described):
 
     shorthand: ClassVar[str] = ""
     """The field that a text in place of this part probably means, for hints."""
-    root: ClassVar[type[Part]]
-    """JobSpec, for errors that name a part's place in it."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """The fields that differ from the defaults, for a repr that fits a notebook's line."""
@@ -206,7 +203,11 @@ class Part(Described):
     if not TYPE_CHECKING:  # the type checker refuses it before
 
         def __setattr__(self, name: str, value: object) -> None:
-            raise _frozen(self, name, seen(value))
+            fields, step = type(self).model_fields, "make another one: spec.with_(...)"
+            if name not in fields:
+                step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
+            text = f"{type(self).__name__}.{name} cannot be set: a spec is frozen; {step}"
+            raise FrozenInstanceError(text)
 
         def __delattr__(self, name: str) -> None:
             self.__setattr__(name, None)
@@ -260,33 +261,3 @@ def field_at(root: type[Part], loc: FieldPath) -> tuple[FieldInfo | None, FieldP
                 if name in part.model_fields:
                     return part.model_fields[name], loc[end:]
     return None, ()
-
-
-class FrozenFieldError(FrozenInstanceError):
-    """A field of a spec was set; IPython shows it as it does the errors of k8sjob."""
-
-    _render_traceback_ = K8sJobError._render_traceback_
-
-
-def _frozen(part: Part, name: str, value: str) -> AttributeError:
-    """The error of setting a field of a spec or a part of it, with the call that makes another.
-
-    `value` is what the field was to become, as text.
-    """
-    root = Part.root
-    kind, fields = type(part).__name__, type(part).model_fields
-    if name not in fields:
-        step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
-        return FrozenFieldError(f"{kind} has no field {name!r}, and is frozen; {step}")
-    paths = (path for path in field_paths(root) if path[-1] == name)
-    path = next((path for path in paths if type(part) in parts_at(root, path[:-1])), (name,))
-    for end in range(len(path) - 1, 0, -1):
-        info, _ = field_at(root, path[:end])
-        before = "..., " if end > 1 else ""
-        value = f"{{{before}{path[end]!r}: {value}}}"
-        if info and get_origin(info.annotation) is tuple:
-            value = "[...]"
-    return FrozenFieldError(
-        f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
-        f" spec.with_({path[0]}={value})"
-    )

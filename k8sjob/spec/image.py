@@ -55,13 +55,6 @@ def _folder(value: str) -> str:
     return value
 
 
-def _without_tag(reference: str) -> str:
-    """The repository only; a port of the registry is not a tag."""
-    path = reference.partition("@")[0]
-    before, colon, tag = path.rpartition(":")
-    return before if colon and "/" not in tag else path
-
-
 class Image(Part):
     """An image to build on `base`; without a base, an existing image."""
 
@@ -118,10 +111,11 @@ class Image(Part):
         """A built image gets its tag from the build; what is not built has nothing to install."""
         if self.base is not None:
             if not is_repository(self.repository):
+                bare = re.sub(r"(:[^/:]*)?(@.*)?$", "", self.repository)  # a port stays
                 yield invalid(
                     ("repository",),
                     f"{self.repository!r} has a tag or a digest, which the build sets",
-                    f"write it as repository: {_without_tag(self.repository)}",
+                    f"write it as repository: {bare}",
                 )
             return
         for name in ("requirements", "apt", "pip", "index_url", "platform"):

@@ -394,9 +394,6 @@ class JobSpec(Part):
         return {**self.preflight.settings, "asks": [master.provable, self.resources.provable]}
 
 
-Part.root = JobSpec
-
-
 # --- rules over several parts ---------------------------------------------------------------------
 
 

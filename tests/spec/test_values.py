@@ -92,16 +92,13 @@ def test_quantities_are_parsed_and_written_as_kubernetes_does():
     assert not wrong
 
 
-@pytest.mark.parametrize("text", [row[0] for row in upstream() if row[1] == "ERR"])
+ODD = ["m", "Mi", ".", "", "+", " 1", "1Gi ", "٣", "1e1000", "9" * 1000]
+
+
+@pytest.mark.parametrize("text", [*ODD, *(row[0] for row in upstream() if row[1] == "ERR")])
 def test_what_kubernetes_refuses_is_refused(text):
     with pytest.raises(ValueError, match="is not a quantity"):
         parse(text)
-
-
-@pytest.mark.parametrize("text", ["m", "Mi", ".", "", "+", " 1", "1Gi ", "٣", "1e1000", "9" * 1000])
-def test_quantities_without_digits_or_end_are_refused(text):
-    with pytest.raises(ValueError, match="is not a quantity"):
-        canonical(text)
 
 
 SUFFIXES = ["", *"numkMGTP", "Ki", "Mi", "Gi", "Ti", "Pi", "e3", "E-2"]
