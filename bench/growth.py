@@ -353,7 +353,6 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
         "x = '%'\nif x: dist.barrier()\nos.environ['MASTER_ADDR'] = x\n", "abcdefghij klmno", ""
     ),
     "strings-joined": inline("x = (%)\nos.environ['MASTER_ADDR'] = x\n", "'a@'", " "),
-    "strings-format": inline("x = f'%'\nos.environ['MASTER_ADDR'] = x\n", "{a@}", ""),
     "strings-format-lines": lines("x = f'{x}{y}@'\ny = f'{y}{x}'\nos.environ['MASTER_ADDR'] = x"),
     "strings-lines": lines("s += 'text@'\nprint(s, 'rank')"),
     "subscripts": inline("x = a%\n", "[0]", ""),

@@ -50,7 +50,7 @@ def fields(manifest: Json) -> Json:
     by_role = dict(pods(manifest))
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
-    queue = job.labels.get(QUEUE)
+    queue, notify = job.labels.get(QUEUE), job.annotations.get(NOTIFY)
     labels = [job.labels, *_templates(manifest, "labels")]
     annotations = _annotations(manifest)
     topology = _topology(annotations, job.name) if queue is not None else None
@@ -63,7 +63,7 @@ def fields(manifest: Json) -> Json:
         "run": _run(all_pods, lead),
         "labels": {k: v for k, v in _shared(labels).items() if k not in _OWN_LABELS},
         "annotations": annotations,
-        "notify": _notify(job.annotations.get(NOTIFY)),
+        "notify": None if notify is None else [word for word in notify.split(",") if word],
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
@@ -124,13 +124,6 @@ def _topology(annotations: Json, name: str) -> Json | None:
     for key in (PODSET_GROUP, *keys.values()):
         annotations.pop(key, None)
     return levels
-
-
-def _notify(value: Any) -> list[str] | None:
-    """The `notify` of a job; None if it is missing or not valid in a spec."""
-    occasions = value.split(",") if value else []
-    valid = occasions and set(occasions) <= {"failed", "succeeded", "stalled"}
-    return occasions if valid or value == "" else None
 
 
 def _image(lead: Json) -> Any:

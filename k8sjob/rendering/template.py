@@ -31,16 +31,9 @@ class _Written(str):
 
 
 def templates_dir() -> Path:
-    """The folder of the templates: inside the package in a wheel, at the top of a checkout.
-
-    Raises:
-        RenderError: neither exists.
-    """
-    packaged, checkout = _HERE.parent / "_templates", _HERE.parents[1] / "templates"
-    for folder in (packaged, checkout):
-        if (folder / "Dockerfile.j2").is_file():
-            return folder
-    raise RenderError(f"no templates in {packaged} nor in {checkout}; install k8sjob again")
+    """The folder of the templates: inside the package in a wheel, at the top of a checkout."""
+    packaged = _HERE.parent / "_templates"
+    return packaged if packaged.is_dir() else _HERE.parents[1] / "templates"
 
 
 def fill(template: str, folder: Path | None = None, **values: Any) -> str:
@@ -93,12 +86,6 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
         return None
 
     class Cache(jinja2.FileSystemBytecodeCache):
-        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
-            try:
-                super().load_bytecode(bucket)
-            except Exception:  # noqa: BLE001 - a damaged file, of which pickle says anything
-                bucket.reset()
-
         def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
             with suppress(OSError):
                 super().dump_bytecode(bucket)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from k8sjob.yamldoc.reading import Document
 
 _SHEBANG: Final = re.compile(r"#!.*python")
-_DOCKERFILE: Final = re.compile(r"^[^\S\n]*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
 
 _INVALID: Final = Check(
     INVALID,
@@ -88,8 +87,7 @@ def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     findings = lint_script(text, source, roots=[folder])
     if [finding.id for finding in findings] != [scripts.SYNTAX.id]:
         return findings
-    reason = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
-    raise refusal(f"{reason}, so lint does not read it", source)
+    raise refusal("is neither YAML nor Python, so lint does not read it", source)
 
 
 # --- manifests ------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from k8sjob.findings import invalid
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
-from k8sjob.yamldoc.reading import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,7 +108,7 @@ def _read(file: Path, text: str, folder: Path) -> Script:
 def _entry(file: Path, text: str, folder: Path) -> Module:
     try:
         inside = file.resolve().parent.relative_to(folder.resolve()).parts
-        return parse_module(text, str(file), package=".".join(inside))
+        return parse_module(text, str(file), "__main__", ".".join(inside))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
@@ -160,9 +159,6 @@ def _cells(file: Path) -> str:
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SpecError([invalid((), "not a notebook of format 4")], str(file)) from None
-    if sum(map(len, code)) > MAX_BYTES:
-        message = f"its code is longer than {MAX_BYTES} bytes"
-        raise SpecError([invalid((), message, "specify a smaller script")], str(file))
     return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
 
 
@@ -312,19 +308,21 @@ class _Job:
         script = self._script
         spawned = script.spawns
         groups = script.torch_calls("init_process_group", "init_device_mesh")
+        forms = {name: table("group").get(name, "") for name in sorted(script.modules & MANAGED)}
         if script.has_runtime:
             start = _Start("k8sjob.runtime creates the process group")
         elif self._names(_LIGHTNING):
             start = self._of_lightning()
         elif spawned:
             processes = "its own processes, in one replica"
-            if self._for_each_gpu(spawned[0]):
+            count = keyword(spawned[0], "nprocs", 2)
+            if count and set(script.makers(count)) == {"torch.cuda.device_count"}:
                 processes = "a process for each GPU of one replica, and none without a GPU"
             start = _Start(f"mp.spawn ({self._place(spawned[0])}) starts {processes}", 0)
         elif groups:
             maker = f"{script.last_name(groups[0].func)} ({self._place(groups[0])})"
             start = _Start(f"{maker} takes the ranks from the environment")
-        elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
+        elif managed := [name for name, form in forms.items() if self._names(re.compile(form))]:
             start = _Start(f"{managed[0]} creates the process group from the environment")
         elif self._outside:
             names = ", ".join(self._outside)
@@ -337,21 +335,11 @@ class _Job:
             start = _Start(f'{alone}; see "From {page} to job.yaml" in the documentation', 0)
         return start
 
-    def _manages(self, library: str) -> bool:
-        part = table("group").get(library)
-        return part is None or self._names(re.compile(part))
-
     def _names(self, part: re.Pattern[str]) -> bool:
         """Whether something of a library is called or imported by name."""
         used = [called for called, _ in self._script.calls]
         used += [name for module in self._script.files for name in module.imports]
         return any(map(part.match, used))
-
-    def _for_each_gpu(self, spawn: ast.Call) -> bool:
-        """Whether mp.spawn starts as many processes as there are GPUs, whatever their number."""
-        count = keyword(spawn, "nprocs", 2)
-        made_by = self._script.makers(count) if count else []
-        return set(made_by) == {"torch.cuda.device_count"}
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""

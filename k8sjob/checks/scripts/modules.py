@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import gc
-import io
 import math
 import re
 import sys
 import time
-import tokenize
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +35,7 @@ _MAX_PROGRAM: Final = 8 * MAX_BYTES
 _MAX_PARTS: Final = 30
 """Packages in each other in which a module is looked for."""
 _MAX_JOINED: Final = 1000
-"""Parts of a name, values of an f-string: Python parses both in quadratic time (140 s, 1 GB)."""
+"""Parts of a name, which Python parses in quadratic time (140 s, 1 GB)."""
 _LONG_NAME: Final = re.compile(rf"(?<![\w.])(?:[^\W\d]\w*+[\s\\]*\.[\s\\]*){{{_MAX_JOINED}}}")
 TIME_LIMIT: Final = 60
 """CPU seconds for a script with its modules. 10,000 lines take 3, all of Megatron-LM 10 to 15."""
@@ -180,10 +179,7 @@ def refusal(reason: str, source: str) -> SpecError:
     return SpecError([invalid((), reason, step)], source)
 
 
-_parsed: Final[dict[tuple[str, str, str, str], Module]] = {}
-"""Modules by what they were parsed from: `init` reads them, and lints what it has written."""
-
-
+@lru_cache(maxsize=_MAX_MODULES)  # `init` reads modules, and lints what it has written
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
     """The module in a text, the same one for the same arguments.
 
@@ -191,20 +187,12 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
         SyntaxError: Python cannot parse it.
         TooLarge: Python would take minutes for it.
     """
-    key = (text, source, name, package)
-    if (module := _parsed.get(key)) is None:
-        # A module takes about 65 times the memory of its text.
-        if sum(len(parsed.text) for parsed in _parsed.values()) > _MAX_PROGRAM:
-            _parsed.clear()
-        module = _parsed[key] = Module(name, source, text, _tree(text), package)
-    return module
+    return Module(name, source, text, _tree(text), package)
 
 
 def _tree(text: str) -> ast.Module:
     if text.count(".") > _MAX_JOINED and _LONG_NAME.search(text):
         raise _too_large(f"there is a name of more than {_MAX_JOINED} parts")
-    if text.count("{") > _MAX_JOINED and sys.version_info < (3, 12) and _is_long_format(text):
-        raise _too_large(f"there is an f-string of more than {_MAX_JOINED} values")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
         try:
@@ -213,15 +201,6 @@ def _tree(text: str) -> ast.Module:
             raise SyntaxError("it is nested too deeply") from None
         except ValueError as error:  # null bytes, half surrogate pairs
             raise SyntaxError(str(error)) from None
-
-
-def _is_long_format(text: str) -> bool:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    with suppress(tokenize.TokenError, SyntaxError):
-        strings = (token.string for token in tokens if token.type == tokenize.STRING)
-        values = (text.replace("{{", "").count("{") for text in strings if "f" in text[:2].lower())
-        return any(count > _MAX_JOINED for count in values)
-    return False
 
 
 def program(entry: Module, roots: Sequence[Path]) -> list[Module]:

@@ -210,11 +210,6 @@ def test_variables_that_nobody_expands(pytorchjob, command, found):
     assert ids(pytorchjob({"command": command}, workers=0)) == expected
 
 
-def test_a_file_may_hold_other_things_and_lists():
-    good = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
-    assert [f.id for f in lint_manifest(dump(good))] == ["invalid-document"]
-
-
 def test_places_are_those_of_the_file(pytorchjob):
     items = [{"apiVersion": "v1", "kind": "Service"}, pytorchjob(nprocPerNode=2)]
     text = "# first\n" + dump({"apiVersion": "v1", "kind": "List", "items": items})
@@ -298,15 +293,6 @@ def test_every_kind_of_job_is_read(target):
     assert {one.id for one in found} == expected - in_two_objects
     lines = [text.splitlines()[one.line - 1] for one in found if one.id == "image-host"]
     assert all("nvcr.oi" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("api_version", "kind"),
-    [("v1", "Service"), ("batch.volcano.sh/v1alpha1", "Job"), ("kubeflow.org/v2beta1", "MPIJob")],
-)
-def test_other_objects_are_passed_over(api_version, kind):
-    other = {"apiVersion": api_version, "kind": kind, "metadata": {"name": 1}}
-    assert ids(other) == ["invalid-document"]
 
 
 def test_all_pods_of_a_jobset_are_read():

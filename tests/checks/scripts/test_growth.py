@@ -1,17 +1,14 @@
 """Lint of large and odd texts: its work grows as they do, or it says that it gives up."""
 
 import gc
-import json
 import runpy
 import sys
-import threading
-import tokenize
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from k8sjob.checks.lint import Severity, lint, lint_script
+from k8sjob.checks.lint import Severity, lint_script
 from k8sjob.checks.scripts import modules
 from k8sjob.checks.scripts.facts import Script
 from k8sjob.checks.scripts.job_draft import draft, find_script
@@ -25,7 +22,7 @@ HEAD = (
     "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 )
 SHAPES = runpy.run_path(str(Path(__file__).resolve().parents[3] / "bench/growth.py"))["SCRIPTS"]
-REFUSED = {"attribute-calls", "attribute-deep", "imports-dotted", "number", "strings-format"}
+REFUSED = {"attribute-calls", "attribute-deep", "imports-dotted", "number"}
 """What Python, or lint, does not parse in this length."""
 
 
@@ -95,24 +92,6 @@ def test_a_script_that_takes_too_long_is_an_error(monkeypatch, tmp_path):
         draft(tmp_path / "main.py", tmp_path)
 
 
-def test_the_time_limit_needs_no_thread_and_no_main_thread(monkeypatch):
-    before, results = threading.active_count(), []
-
-    def check():
-        results.append([finding.id for finding in lint_script(LATE, "main.py")])
-        results.append(threading.active_count())
-
-    for limit in (-1, 600):
-        monkeypatch.setattr(modules, "TIME_LIMIT", limit)
-        check()
-        thread = threading.Thread(target=check)
-        thread.start()
-        thread.join()
-    ended, whole = ["script-unfinished"], ["save-on-every-rank"]
-    assert results[::2] == [ended, ended, whole, whole]
-    assert results[1::2] == [before, before + 1] * 2
-
-
 def test_findings_before_the_limit_are_kept(monkeypatch):
     text = "import torch\ntorch.distributed.init_process_group('mpi')\n"
 
@@ -131,11 +110,7 @@ def test_what_python_parses_in_quadratic_time_and_memory_is_refused():
         (finding,) = lint_script(text)
         assert finding.id == "script-unfinished"
         assert "a name of more than 1000 parts" in finding.message
-    refused = lint_script("x = f'" + "{a}" * 200_000 + "'\n")
-    if sys.version_info < (3, 12):
-        assert "an f-string of more than 1000 values" in refused[0].message
-    assert lint_script("x = f'" + "{{a}}" * 20_000 + "'\n") == []  # no value
-    assert lint_script("x = '" + "{a}" * 20_000 + "'\ny = 'a b." + "c" * 500_000 + "'\n") == []
+    assert lint_script("y = 'a b." + "c" * 500_000 + "'\n") == []
 
 
 @pytest.mark.parametrize("number", ["1e999", f"0x{'f' * 5000}"], ids=["infinite", "long"])
@@ -148,33 +123,6 @@ def test_odd_numbers_are_no_error_of_lint(number):
 def test_a_set_that_is_made_of_itself_is_no_error_of_lint():
     text = "import os\ns = set(os.listdir('.'))\ns = s | {'a'}\nx = list(s)\n"
     assert lint_script(text) == []
-
-
-def test_white_space_in_a_dockerfile_takes_linear_time(tmp_path):
-    for text in ("RUN [\n" + "\n" * 200_000 + "x y\n", " " * 300_000 + "FROM x\n"):
-        (tmp_path / "Dockerfile").write_text(text)
-        with pytest.raises(SpecError, match="lint does not read it"):
-            lint(tmp_path / "Dockerfile")
-
-
-def notebook(path, *cells):
-    code = [{"cell_type": "code", "source": [cell]} for cell in cells]
-    path.write_text(json.dumps({"cells": code}))
-    return path
-
-
-def test_a_bracket_that_is_never_closed_is_read_once(tmp_path, monkeypatch):
-    lines, generate = [], tokenize.generate_tokens
-
-    def counted(readline):
-        return generate(lambda: lines.append(1) or readline())
-
-    monkeypatch.setattr(tokenize, "generate_tokens", counted)
-    with pytest.raises(SpecError, match="Python cannot parse it"):
-        draft(notebook(tmp_path / "a.ipynb", "!x\n" + "x = (\n" * 1000), tmp_path)
-    assert len(lines) < 1100
-    with pytest.raises(SpecError, match="its code is longer than 1048576 bytes"):
-        draft(notebook(tmp_path / "a.ipynb", "x = 1\n" * 200_000), tmp_path)
 
 
 def test_a_folder_of_scripts_is_searched_by_their_own_imports(tmp_path, monkeypatch):
@@ -199,15 +147,6 @@ def test_local_modules_are_bounded_by_their_length(tmp_path):
         (tmp_path / f"{name}.py").write_text(text[: modules.MAX_BYTES - 100])
     entry = modules.parse_module("".join(f"import {name}\n" for name in names), "main.py")
     assert len(modules.program(entry, [tmp_path])) == 1 + 9
-
-
-def test_parsed_modules_are_bounded_by_their_length(monkeypatch):
-    monkeypatch.setattr(modules, "_MAX_PROGRAM", 1000)
-    module = modules.parse_module("x = 1", "main.py")
-    for number in range(5):
-        assert modules.parse_module("x = 1", "main.py") is module
-        modules.parse_module(f"{number}\n" * 150, f"{number}.py")
-    assert modules.parse_module("x = 1", "main.py") is not module
 
 
 def test_a_script_is_freed_before_the_next_is_read():
