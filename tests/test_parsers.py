@@ -47,22 +47,6 @@ def test_a_long_text_is_read_once(read, text):
     assert not read(text)
 
 
-@pytest.mark.parametrize(
-    ("resource", "counted"),
-    [
-        ("nvidia.com/gpu", True),
-        ("nvidia.com/mig-1g.5gb", True),
-        ("a.com/vgpu", True),
-        ("a.com/gpu-mem", False),
-        ("a.com/gpucores", False),
-        ("gpu.com/memory", False),
-        ("cpu", False),
-    ],
-)
-def test_what_counts_gpus(resource, counted):
-    assert capacity.counts_gpus(resource) == counted
-
-
 def test_a_challenge_and_a_plugin_are_still_understood():
     found = re.findall(registry._PARAMETER, r'realm="https://a/b",service = "c\"d" , scope=e')
     assert found == [("realm", "https://a/b", ""), ("service", r"c\"d", ""), ("scope", "", "e")]

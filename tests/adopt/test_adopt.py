@@ -296,6 +296,8 @@ def test_the_job_among_other_documents_and_in_a_list():
         (dump(job({"name": "main"})), "name the one that trains 'pytorch'"),
         (dump(job({"image": "UPPER"})), "image: 'UPPER' is not an image reference"),
         (dump(job(metadata={"name": "x" * 60})), "name: "),
+        (dump(job(workers=0, master=False)), "spec.pytorchReplicaSpecs: "),
+        (dump(job(elasticPolicy="x")), "spec.elasticPolicy: "),
         (dump(job({"env": [None]})), "env[0]: None is not a mapping"),
         (dump(job({"args": ["--epochs", None]})), "args[1]: None is not text"),
         (dump(job(pod={"volumes": [None]})), "volumes[0]: None is not a mapping"),

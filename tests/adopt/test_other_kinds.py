@@ -1,8 +1,6 @@
 """Adopt of kinds but PyTorchJobs: what their authors write themselves, and what becomes of it."""
 
-import contextlib
 import copy
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +10,7 @@ from k8sjob.adopt import adopt
 from k8sjob.errors import SpecError
 from k8sjob.rendering.manifest import manifest, render
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import TARGETS, by_name
+from k8sjob.targets.jobs import by_name
 from k8sjob.yamldoc import dump
 
 OF_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -392,29 +390,6 @@ def test_a_job_without_a_name_is_refused(metadata):
 def test_a_job_of_torchx_is_volcanos():
     with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; its pods"):
         adopted({**job(), "apiVersion": "batch.volcano.sh/v1alpha1"})
-
-
-def keys(value, path=()):
-    """The paths of all keys."""
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(value, dict):
-            yield (*path, key)
-        if isinstance(item, dict | list) and len(path) < 9:
-            yield from keys(item, (*path, key))
-
-
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_manifest_that_lacks_a_field_is_adopted_or_one_error(target):
-    folder = Path(__file__).parents[2] / "manifests/digits-ddp"
-    whole = list(yaml.safe_load_all((folder / target.file).read_text()))
-    for path in keys(whole):
-        objects = copy.deepcopy(whole)
-        holder = objects
-        for step in path[:-1]:
-            holder = holder[step]
-        holder[path[-1]] = None
-        with contextlib.suppress(SpecError):
-            adopted(*objects)
 
 
 NAMED_TORCH = {"metadata": {"name": "torch"}}

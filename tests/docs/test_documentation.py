@@ -74,11 +74,6 @@ def test_a_page_runs_each_example_whose_result_is_stated():
     assert {example for page in PAGES for example in RUN.findall(page.read_text())} == {*LEARNT}
 
 
-@pytest.mark.parametrize("example", LEARNT)
-def test_an_example_is_short(example):
-    assert len((MANIFESTS / example / "main.py").read_text().splitlines()) <= 60
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
     broken = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from clusters import Cluster, kubeconfig
-from error_tables import kinds, literal, pattern, plain, rows
+from error_tables import kinds, literal, pattern, rows
 
 from k8sjob.cli.find_job import Place, find
 from k8sjob.errors import K8sJobError
@@ -102,22 +102,13 @@ def test_every_row_says_what_happens(row, tmp_path):
         pytest.fail(RUNNERS[row.kind](row.given, tmp_path))
     assert re.search(pattern(row.error), str(caught.value)), f"{row.given}\n{caught.value}"
     assert caught.value.exit_code == row.exit_code
+    for problem in caught.value.findings if row.kind == "job.yaml" else ():
+        assert 1 <= problem.line <= (tmp_path / "job.yaml").read_text().count("\n")
+        assert str(caught.value).startswith(str(tmp_path / "job.yaml"))
 
 
 def test_the_base_of_the_page_is_valid(tmp_path):
     assert "valid" in whole("".join(base().values()), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if row.kind == "job.yaml"], ids=lambda row: str(row.line)
-)
-def test_an_error_names_a_line_of_the_input(row, tmp_path):
-    with pytest.raises(K8sJobError) as caught:
-        fragment(row.given, tmp_path)
-    text = (tmp_path / "job.yaml").read_text()
-    for problem in caught.value.findings:
-        assert 1 <= problem.line <= text.count("\n")
-        assert str(caught.value).startswith(str(tmp_path / "job.yaml"))
 
 
 RULES = {  # in which argument of which call a rule's message stands
@@ -146,16 +137,5 @@ def test_every_rule_has_its_row(rule):
     assert any(re.search(rule, row.error) for row in ROWS), f"no row in {PAGE.name} shows: {rule}"
 
 
-def test_rows_do_not_repeat_themselves():
-    seen = [(row.kind, row.given) for row in ROWS]
-    assert len(seen) == len(set(seen))
-
-
 def test_a_table_of_unknown_kind_is_a_mistake():
     assert set(kinds(PAGE)) == {row.kind for row in ROWS} <= set(RUNNERS)
-
-
-def test_inputs_are_read_as_they_are_shown():
-    assert plain("`a ↵ b \\| c`") == "a \n b | c"
-    assert plain("`` `x` ``") == "`x`"
-    assert parse("\n".join(base().values())).data["name"] == "digits"

@@ -5,12 +5,9 @@ import inspect
 import re
 from pathlib import Path
 
-import click
 import pytest
 from pages import PAGES, name
 
-from k8sjob.cli.program import COMMANDS
-from k8sjob.cli.program import program as commands
 from k8sjob.runtime import Job, Run
 from k8sjob.strategies import STRATEGIES
 
@@ -28,17 +25,6 @@ def program(name):
 def test_the_page_that_is_written_from_the_code_is_up_to_date(script):
     generate = program(script)
     assert generate.PAGE.read_text() == generate.page(), f"run: make docs ({script})"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_option_is_in_the_reference(name):
-    page = (ROOT / "docs/reference/cli.md").read_text()
-    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
-    command = commands.get_command(click.Context(commands), name)
-    assert section.strip().startswith(f"`k8sjob {name}")
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert all(f"`{option}`" in section for option in parameter.opts)
 
 
 def test_the_files_that_pages_show_are_up_to_date():

@@ -11,16 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(docs, out):
-    """Builds pages as `make docs-site` does."""
-    pytest.importorskip("furo", reason="needs furo: pip install --group docs")
-    argv = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", docs / "site"]
-    return subprocess.run([*argv, docs, out], check=False, capture_output=True, text=True)
-
-
 @pytest.mark.slow
 def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
-    done = build(ROOT / "docs", tmp_path)
+    pytest.importorskip("furo", reason="needs furo: pip install --group docs")
+    argv = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", ROOT / "docs/site"]
+    argv += [ROOT / "docs", tmp_path]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     pages = {page.relative_to(tmp_path).as_posix() for page in tmp_path.rglob("*.html")}
     sources = [path.relative_to(ROOT / "docs") for path in ROOT.glob("docs/**/*.md")]
@@ -34,16 +30,3 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
     assert not [page for page in pages if re.search(loaded, (tmp_path / page).read_text())]
     index = re.search(r"\{.*\}", (tmp_path / "searchindex.js").read_text())[0]
     assert "how-to/own-script.ko" in json.loads(index)["docnames"]
-
-
-@pytest.mark.slow
-def test_a_broken_link_is_an_error(tmp_path):
-    docs = tmp_path / "docs"
-    (docs / "site").mkdir(parents=True)
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    (docs / "site/conf.py").write_text((ROOT / "docs/site/conf.py").read_text())
-    (docs / "README.md").write_text("# A\n\n[b](b.md#nowhere) and [c](c.md)\n")
-    (docs / "tutorial").mkdir()
-    done = build(docs, tmp_path / "out")
-    assert done.returncode != 0
-    assert "c.md" in done.stderr

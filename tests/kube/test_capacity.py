@@ -124,6 +124,7 @@ def test_amounts_are_reported_as_people_read_them(resource, amount, text):
         ("aliyun.com/gpu-mem", False),
         ("nvidia.com/gpumem-percentage", False),
         ("gpu.example/port", False),
+        ("cpu", False),
     ],
 )
 def test_memory_and_cores_of_a_gpu_are_no_gpus(resource, counts):

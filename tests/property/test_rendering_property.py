@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strategies import FREE, fitted, job_specs, json_values
 
 from k8sjob.errors import RenderError, SpecError
+from k8sjob.kube.pod_security import restricted_violations
 from k8sjob.rendering.dockerfile import dockerfile
 from k8sjob.rendering.manifest import container_argv, container_env, literal, manifest, render
 from k8sjob.spec import JobSpec
@@ -68,29 +69,8 @@ def test_an_apiserver_and_the_operators_webhook_accept_it(crd_problems, target, 
 def test_restricted_passes_the_pod_security_standard(spec):
     manifest = yaml.load(render(spec), Loader=yaml.CSafeLoader)
     for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
-        violations = list(restricted(replica["template"]["spec"]))
+        violations = list(restricted_violations(replica["template"]["spec"]))
         assert bool(violations) == (spec.security != "restricted"), violations
-
-
-def restricted(pod):
-    """What the standard's "restricted" profile forbids (and "baseline", as far as we render it)."""
-    allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
-    for volume in pod.get("volumes", []):
-        yield from (f"volume {kind}" for kind in set(volume) - {"name"} - allowed)
-    if pod.get("hostNetwork"):
-        yield "hostNetwork"
-    outer = pod.get("securityContext", {})
-    for container in pod["containers"]:
-        inner = container.get("securityContext", {})
-        both = {**outer, **inner}
-        if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-            yield "may run as root"
-        if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
-            yield "seccompProfile"
-        if inner.get("allowPrivilegeEscalation") is not False:
-            yield "allowPrivilegeEscalation"
-        if "ALL" not in inner.get("capabilities", {}).get("drop", []):
-            yield "capabilities"
 
 
 @given(spec=job_specs())

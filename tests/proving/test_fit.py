@@ -10,7 +10,6 @@ import pytest
 
 from k8sjob.fitting.estimate import Measured, ModelBlock, gpu_memory, largest_batch, peak
 
-MIB = 2**20
 LAST, FIRST = ModelBlock(40, 40, 70, outside=16), ModelBlock(20, 20, 60, outside=16)
 ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=8,
                activations=80, retained=150, step=0,

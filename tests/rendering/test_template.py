@@ -1,6 +1,5 @@
-"""Where templates are found, that no value reaches one unfiltered, and what rendering loads."""
+"""Where templates are found, and that no value reaches one unfiltered."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from k8sjob.rendering import template
 from k8sjob.rendering.template import templates_dir
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = ROOT / "manifests/own-script/job.yaml"
-HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}
 
 
 def test_a_checkout_has_its_templates_at_the_top():
@@ -62,13 +59,7 @@ def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, m
     template._environment.cache_clear()
     assert template._environment().get_template("Dockerfile.j2")
     assert folder.stat().st_mode & 0o777 == 0o700
-    (cached,) = folder.glob("*.jinja")
-    whole = cached.read_bytes()
-    for damaged in (b"broken", b"", whole[:20], whole[:-20]):
-        cached.write_bytes(damaged)
-        template._environment.cache_clear()
-        assert template._environment().get_template("Dockerfile.j2")
-        assert cached.read_bytes() == whole
+    assert len([*folder.glob("*.jinja")]) == 1
     for mode in (0o770, 0o702):
         folder.chmod(mode)
         assert template._bytecode_cache() is None
@@ -88,19 +79,3 @@ def test_a_relative_folder_is_no_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
     assert template._bytecode_cache() is None
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("statement", "loaded"),
-    [
-        ("import k8sjob.rendering", set()),
-        ("from k8sjob.targets.pytorchjob.operator import webhook_problems as f; f({})", set()),
-        (f"import k8sjob as k; k.render(k.load({str(JOB)!r}))", {"jinja2", "pydantic"}),
-    ],
-)
-def test_what_is_loaded(statement, loaded):
-    script = f"import sys; {statement}; print(*sorted({HEAVY!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) == loaded
