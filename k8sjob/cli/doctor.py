@@ -54,10 +54,10 @@ _WIDTH: Final = max(len(verdict(severity)) for severity in Severity)
 def doctor_command(job: JobFile | None, target: str | None, place: Place, output: str) -> int:
     """Check that jobs can be submitted, and show how to fix what is missing.
 
-    Checks the client, the cluster, the controller of the jobs, your permissions, free GPUs and the
-    namespace; with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is
-    created or changed. If no cluster is configured, this machine is checked. The exit code is 1 if
-    there is a problem.
+    Checks the cluster, the controller of the jobs, your permissions, free GPUs and the namespace;
+    with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is created or
+    changed. If no cluster is configured, this machine is checked. The exit code is 1 if there is a
+    problem.
     """
     spec = job.load() if job else None
     if target == AUTO:
