@@ -7,6 +7,7 @@ the Pods that the suspension deleted, for about an hour; and Kueue's Workload.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.kube.kueue import workloads_of
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 _SETTLING: Final = 2.0
 """Seconds after which a controller that runs has seen that a new job is suspended."""
-_ADOPTING: Final = 60.0
-"""Seconds after which Kueue has made the first Workload of a job."""
+_ADOPTING: Final = timedelta(seconds=60)
+"""Time in which Kueue makes the first Workload of a job."""
 _ROUNDING: Final = 1.0
 """Seconds by which whole seconds may be behind."""
 
@@ -59,9 +60,9 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
             return Suspension(begun, None, first=True)
         return Suspension(since, None)
     # Kueue replaces a Workload that no longer fits its job, and the new one knows nothing.
-    workload = next(
-        (w for w in workloads_of(job.uid, related) if _delay(w, begun) < _ADOPTING), None
-    )
+    workloads = workloads_of(job.uid, related)
+    adopted = (w for w in workloads if (moment(w.created) or created) < created + _ADOPTING)
+    workload = next(adopted, None)
     evicted = workload.condition("Evicted") if workload else None
     if changes == 1 or (evicted is not None and not evicted):
         return Suspension(begun, since, first=True)
@@ -82,12 +83,6 @@ def read_related(backend: Backend, snapshot: Snapshot) -> Sequence[Json]:
     paused = last_suspension(snapshot)
     unknown = paused and not paused.first and paused.begin is None
     return backend.related(snapshot) if unknown and QUEUE in snapshot.job.labels else ()
-
-
-def _delay(workload: Object, begun: float) -> float:
-    """Seconds by which it is younger than its job."""
-    created = moment(workload.created)
-    return created.timestamp() - begun if created else 0.0
 
 
 def _evicted_once(workload: Object, end: float) -> Suspension:

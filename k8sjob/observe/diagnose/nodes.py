@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Condition, Object, event_time, moment
@@ -82,9 +83,7 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
 def ended_by_displacement(facts: Facts, end: Failure, newest: Mapping[str, Explanation]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted; see displaced."""
     pod = facts.pod(end.replica)
-    # When a job has ended, its controller deletes the Pods that do not count as ended.
-    deleted_before = pod and pod.deleting and not facts.status.state.finished
-    if pod and (deleted_before or _displaced(pod) or _ended_by_deletion(pod, end)):
+    if pod and (_displaced(pod) or (pod.deleting and _ended_by_deletion(facts, pod, end))):
         return True
     displacement = newest.get(end.replica)
     if displacement is None:
@@ -93,15 +92,15 @@ def ended_by_displacement(facts: Facts, end: Failure, newest: Mapping[str, Expla
     return not newer and end.time <= _time(displacement) + GRACE_SECONDS
 
 
-def _ended_by_deletion(pod: ReplicaPod, end: Failure) -> bool:
+def _ended_by_deletion(facts: Facts, pod: ReplicaPod, end: Failure) -> bool:
     """Whether a container was killed after its Pod's deletion had been requested."""
-    meta = pod.metadata
-    if end.exit_code != SIGKILLED or end.why == "OOMKilled" or not pod.deleting:
-        return False
-    asked = moment(meta["deletionTimestamp"])  # the end of the grace period
-    return asked is not None and end.time > asked.timestamp() - meta.get(
-        "deletionGracePeriodSeconds", 0
-    )
+    # When a job has ended, its controller deletes the Pods that do not count as ended.
+    if not facts.status.state.finished:
+        return True
+    until = moment(pod.metadata["deletionTimestamp"])  # the end of the grace period
+    grace = timedelta(seconds=pod.metadata.get("deletionGracePeriodSeconds", 0))
+    killed = end.exit_code == SIGKILLED and end.why != "OOMKilled"
+    return killed and until is not None and end.time > (until - grace).timestamp()
 
 
 def _time(displacement: Explanation) -> float:
