@@ -42,7 +42,7 @@ from k8sjob.view.summary import JobSummary
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import LogLine, Snapshot
     from k8sjob.backends.cluster.backend import ClusterBackend
@@ -249,8 +249,8 @@ def part(entry: JobEntry, name: str) -> Any:
     return plain(reader(entry, entry.backend.snapshot(entry.ref)))
 
 
-def output(entry: JobEntry, replica: str, words: str) -> dict[str, Any]:
-    """The last lines in which the words occur, of one replica or of all, without runtime events.
+def output(entry: JobEntry, query: Mapping[str, str]) -> dict[str, Any]:
+    """The last lines in which `search` occurs, of one `replica` or of all, without runtime events.
 
     It has `lines` by time, MOST_LINES at most, their `total`, and by replica the time of the last
     line that was looked at (`ends`).
@@ -260,7 +260,7 @@ def output(entry: JobEntry, replica: str, words: str) -> dict[str, Any]:
     """
     ends: dict[str, str] = {}
     total = count()
-    lines = _fitting_lines(entry, replica, words, ends)
+    lines = _fitting_lines(entry, query, ends)
     last = nlargest(MOST_LINES, ((line.timestamp, next(total), line) for line in lines))
     return {
         "lines": [
@@ -277,11 +277,11 @@ def output(entry: JobEntry, replica: str, words: str) -> dict[str, Any]:
     }
 
 
-def output_text(entry: JobEntry, replica: str, words: str) -> Generator[str, None, None]:
+def output_text(entry: JobEntry, query: Mapping[str, str]) -> Generator[str, None, None]:
     """All of these lines, as the job wrote them, in pieces of some hundred lines."""
-    name = "" if replica else "{} | "
+    name = "" if query.get("replica") else "{} | "
     try:
-        lines = _fitting_lines(entry, replica, words, {})
+        lines = _fitting_lines(entry, query, {})
         while piece := list(islice(lines, _PIECE)):
             yield "".join(f"{name.format(line.replica)}{line.text}\n" for line in piece)
     except K8sJobError as error:
@@ -289,9 +289,9 @@ def output_text(entry: JobEntry, replica: str, words: str) -> Generator[str, Non
 
 
 def _fitting_lines(
-    entry: JobEntry, replica: str, words: str, ends: dict[str, str]
+    entry: JobEntry, query: Mapping[str, str], ends: dict[str, str]
 ) -> Iterator[LogLine]:
-    words = words.lower()
+    replica, words = query.get("replica"), query.get("search", "").lower()
 
     def fits(line: LogLine) -> bool:
         ends[line.replica] = line.timestamp

@@ -220,15 +220,14 @@ class Page:
 
     async def output(self, request: Request) -> Response:
         """The last lines of the output in which words occur."""
-        chosen = _chosen_output(request)
-        return await self._of_job(request, lambda entry: output(entry, *chosen))
+        return await self._of_job(request, lambda entry: output(entry, request.query_params))
 
     async def output_text(self, request: Request) -> Response:
         """All of them, as text."""
         entry = self._jobs.find(request.path_params["key"])
         if not entry:
             return _gone()
-        return self._stream(output_text(entry, *_chosen_output(request)), "text/plain")
+        return self._stream(output_text(entry, request.query_params), "text/plain")
 
     async def act(self, request: Request) -> Response:
         """Change a job."""
@@ -275,10 +274,6 @@ class Page:
         if self._streams.borrowed_tokens >= _STREAMS - 1:
             return _error(503, "too many pages are open; close some")
         return StreamingResponse(_in_thread(lines, self._streams), media_type=media_type)
-
-
-def _chosen_output(request: Request) -> tuple[str, str]:
-    return request.query_params.get("replica", ""), request.query_params.get("search", "")
 
 
 def _events(entry: JobEntry, closed: threading.Event) -> _Stream:
