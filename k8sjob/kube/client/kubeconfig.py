@@ -86,40 +86,26 @@ class Access:
 
     def unreachable(self, why: str) -> ApiError:
         """There was no answer, or the connection broke."""
-        why = redacted(why)
-        return ApiError(
-            f"{self.server} (context {self.context}) cannot be reached: {why}",
-            "check that the cluster and the network are up, or specify another with --context",
-            detail=why,
-        )
+        step = "check that the cluster and the network are up, or specify another with --context"
+        return _error(f"{self.server} (context {self.context}) cannot be reached", why, step)
 
     def untrusted(self, why: str) -> ApiError:
         """The server's certificate is not one that the kubeconfig trusts."""
-        return ApiError(
-            f"{self.server} (context {self.context}) has a certificate that is not trusted:"
-            f" {redacted(why)}",
-            f"correct certificate-authority of this cluster in {self.where}",
-            reason="Untrusted",
-            detail=redacted(why),
-        )
+        about = f"{self.server} (context {self.context}) has a certificate that is not trusted"
+        step = f"correct certificate-authority of this cluster in {self.where}"
+        return _error(about, why, step, reason="Untrusted")
 
     def unusable(self, why: str) -> ApiError:
         """The client cannot use what is in the kubeconfig."""
-        why = redacted(why)
-        message = f"{self.where}: context {self.context} cannot be used: {why}"
-        return ApiError(message, "correct it", reason="Unusable", detail=why)
+        about = f"{self.where}: context {self.context} cannot be used"
+        return _error(about, why, "correct it", reason="Unusable")
 
     def without_credentials(self, why: str) -> ApiError:
         """The program that gets the credentials returns none."""
         hint = f" ({' '.join(self.hint.split())})" if self.hint else ""
-        return ApiError(
-            f"the credentials of context {self.context} come from {self.plugin!r}, which gives"
-            f" none: {redacted(why)}",
-            f"install it{hint}, or log in again",
-            code=401,
-            reason="Unauthorized",
-            detail=redacted(why),
-        )
+        about = f"the credentials of context {self.context} come from {self.plugin!r}, which gives"
+        step = f"install it{hint}, or log in again"
+        return _error(f"{about} none", why, step, code=401, reason="Unauthorized")
 
     def rejected(self) -> ApiError:
         """The server refuses the credentials."""
@@ -132,6 +118,12 @@ class Access:
             reason="Unauthorized",
             detail="Unauthorized",
         )
+
+
+def _error(about: str, why: str, next_step: str, **details: Any) -> ApiError:
+    """An error with its reason, which programs and servers may give with credentials in it."""
+    why = redacted(why)
+    return ApiError(f"{about}: {why}", next_step, detail=why, **details)
 
 
 def configured() -> bool:
