@@ -427,28 +427,30 @@ from pathlib import Path
 import torch
 from test_checkpoint import Desk, begin, state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-desk = Desk(Path(sys.argv[2]), sys.argv[3])
-saves = desk.saves
-begin(saves, 1)
-saves.settle()
+desks = [Desk(Path(sys.argv[2], form), form) for form in ("full", "sharded")]
+for desk in desks:
+    desk.save(1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 big = {**state(2), "model": {"big": torch.zeros(1 << 16)}}
-begin(saves, 2, big)
-saves.settle()
-begin(saves, 3)
-saves.settle()
-print(desk.detail.getvalue(), desk.names)
+for desk in desks:
+    saves = desk.saves
+    begin(saves, 2, big)
+    saves.settle()
+    begin(saves, 3)
+    saves.settle()
+    print(desk.detail.getvalue(), desk.names)
 """
 
 
-def test_a_full_disk_leaves_the_older_ones_and_is_reported(either):
+def test_a_full_disk_leaves_the_older_ones_and_is_reported(tmp_path):
     # a process of its own: the limit is for all that a process writes
-    argv = [sys.executable, "-c", FULL_DISK, Path(__file__).parent, either.folder, either.form]
+    argv = [sys.executable, "-c", FULL_DISK, Path(__file__).parent, tmp_path]
     seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert "warning: no checkpoint at step 2: " in seen
-    assert "training continues, and older ones are intact" in seen
-    assert str([either.of(1).name, either.of(3).name]) in seen
-    assert either.newest()["epoch"] == 3
+    assert seen.count("warning: no checkpoint at step 2: ") == 2
+    assert seen.count("training continues, and older ones are intact") == 2
+    for desk in (Desk(tmp_path / "full", "full"), Desk(tmp_path / "sharded")):
+        assert str([desk.of(1).name, desk.of(3).name]) in seen
+        assert desk.newest()["epoch"] == 3
 
 
 def test_a_failed_write_is_reported_at_the_next_step(desk):

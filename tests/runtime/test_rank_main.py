@@ -136,11 +136,11 @@ class TestAsPython:
         assert result.code == 1
 
     def test_ranks_with_the_same_error_show_its_traceback_once(self, run):
-        result = run("import torch.distributed\nraise KeyError('no column')", nproc=3)
+        result = run("import torch.distributed\nraise KeyError('no column')", nproc=2)
         lines = without_agent(result.err).splitlines()
         assert sum(line.endswith("Traceback (most recent call last):") for line in lines) == 1
         same = "KeyError: 'no column': the same traceback as another rank's"
-        assert sum(line.endswith(same) for line in lines) == 2
+        assert sum(line.endswith(same) for line in lines) == 1
         assert all(line.startswith("[rank ") for line in lines)
 
     def test_the_users_own_path_is_shown_for_that_of_the_copy(self, run, tmp_path):

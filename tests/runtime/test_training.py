@@ -667,7 +667,7 @@ def test_no_step_between_two_reports_waits_for_the_device(kind, weighted, settin
     with runtime.session() as job:
         run = job.prepare(nn.Linear(4, 2), loss=functional.cross_entropy, optimizer=SGD)
         for _ in run.epochs(1):
-            for inputs, labels in run.batches(data(400), batch_size=4):
+            for inputs, labels in run.batches(data(120), batch_size=4):
                 due = run._progress.due
                 with Reads() as mode:
                     run.step(inputs, labels, weight=4.0 if weighted else None)
