@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object, Pod, at_path
-from k8sjob.targets.field_types import fit, shape
+from k8sjob.targets.field_types import fit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -503,13 +502,10 @@ class Target(Protocol):
     sources: Mapping[str, tuple[str, ...]] = {}
     """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
 
-    @cached_property
-    def shapes(self) -> Json:
-        """The types of its fields, all of `spec` among them, and of its companion's.
-
-        See k8sjob.targets.field_types.
-        """
-        return {**shape("about"), "spec": shape(self.kind)}
+    shapes: Json
+    """The types of its fields, all of `spec` among them; see k8sjob.targets.field_types."""
+    objects: Mapping[str, Json] = {}
+    """The types of the fields of its companion, by that one's kind."""
 
     @property
     def child_name(self) -> str:

@@ -6,8 +6,7 @@ a type, or None for anything. An apiserver refuses a field of another type.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.findings import invalid
@@ -42,43 +41,6 @@ class Quantity:
 
 class Message:
     """A text for people; of one that is longer than Kubernetes' own, the beginning and the end."""
-
-
-_TYPES: Final = {
-    "any": None,
-    "bool": bool,
-    "int": int,
-    "message": Message,
-    "quantity": Quantity,
-    "seconds": Seconds,
-    "str": str,
-}
-
-
-@cache
-def tables() -> dict[str, Any]:
-    """The tables of shapes.toml, here and in the folders of the kinds."""
-    import tomllib  # noqa: PLC0415 - many commands check no types
-
-    # To look into all folders below costs 0.1 ms more.
-    folder = Path(__file__).parent
-    files = [folder / "shapes.toml", *sorted(folder.glob("*/shapes.toml"))]
-    return tomllib.loads("\n".join(file.read_text(encoding="utf-8") for file in files))
-
-
-@cache
-def shape(name: str) -> Any:
-    """The shape that a table of shapes.toml is."""
-    return _shape(tables()[name])
-
-
-def _shape(written: Any) -> Any:
-    """The shape that a value in a table is."""
-    if isinstance(written, dict):
-        return {key: _shape(value) for key, value in written.items()}
-    if isinstance(written, list):
-        return [_shape(item) for item in written]
-    return _TYPES[written] if written in _TYPES else shape(written)
 
 
 _BITS: Final = {int: 32, Seconds: 64}

@@ -23,8 +23,9 @@ from k8sjob.observe.status import job_status
 from k8sjob.rendering.manifest import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.api import Job, JobState, Pods, RoleReplicas, Target
-from k8sjob.targets.field_types import shape, type_problems
+from k8sjob.targets.field_types import type_problems
 from k8sjob.targets.jobs import TARGETS, is_job, job_of, replica_names
+from k8sjob.targets.shapes import ABOUT, POD_TEMPLATE
 
 TEMPLATE = """\
 apiVersion: water.example/v1
@@ -123,8 +124,8 @@ class RegattaTarget(Target):
     file = "regatta.yaml"
 
     def __init__(self, templates):
-        crew = {"size": int, "template": shape("pod_template")}
-        self.shapes = {**shape("about"), "spec": {"suspend": bool, "crew": crew}}
+        crew = {"size": int, "template": POD_TEMPLATE}
+        self.shapes = {**ABOUT, "spec": {"suspend": bool, "crew": crew}}
         self.templates = templates
 
     def refusals(self, spec):

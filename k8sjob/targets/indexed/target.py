@@ -19,6 +19,7 @@ from k8sjob.targets.api import Companion, Target
 from k8sjob.targets.field_types import type_problems
 from k8sjob.targets.indexed.job import RANKS, BatchJob, Indexed
 from k8sjob.targets.indexed.pods import INDEX, IndexedPods
+from k8sjob.targets.shapes import ABOUT, JOB_SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -248,6 +249,7 @@ class BatchJobTarget(IndexedTarget):
         target="job",
     )
     file = "indexed-job.yaml"
+    shapes = {**ABOUT, "spec": JOB_SPEC}  # noqa: RUF012 - as in Target
     companion = Companion("services", "service.yaml.j2", "its Pods find each other by that name")
     manager = "kubernetes.io/job-controller"
 

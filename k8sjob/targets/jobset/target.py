@@ -18,9 +18,24 @@ from k8sjob.targets.indexed.pods import CHILD_NAME, NODE
 from k8sjob.targets.indexed.target import IndexedTarget
 from k8sjob.targets.jobset.job import JobSet
 from k8sjob.targets.jobset.pods import JobSetPods
+from k8sjob.targets.shapes import ABOUT, JOB_SPEC
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
+
+JOB_SET_SPEC: Final[Json] = {
+    "coordinator": None,
+    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
+    "managedBy": None,
+    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SPEC}}],
+    "startupPolicy": None,
+    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
+    "suspend": bool,
+    "ttlSecondsAfterFinished": int,
+    "volumeClaimPolicies": None,
+}
+"""All of its fields."""
 
 
 class JobSetTarget(IndexedTarget):
@@ -43,6 +58,7 @@ class JobSetTarget(IndexedTarget):
         target="jobset",
     )
     file = "jobset.yaml"
+    shapes = {**ABOUT, "spec": JOB_SET_SPEC}  # noqa: RUF012 - as in Target
     levels = (Level("Job", "jobs", "batch/v1", CHILD_NAME),)
     manager = "jobset.sigs.k8s.io/jobset-controller"
 

@@ -16,7 +16,8 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
 from k8sjob.findings import invalid
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.targets.api import PORT_NAME
-from k8sjob.targets.field_types import shape
+from k8sjob.targets.field_types import ANY, Seconds
+from k8sjob.targets.shapes import ABOUT, POD_TEMPLATE, QUANTITIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,10 +58,49 @@ CLOSED_PATHS: Final = (
 )
 """The paths at which all fields of the CRD are known; "*" is any role."""
 
+SHAPES: Final[dict[str, Any]] = {
+    **ABOUT,
+    "spec": {
+        "nprocPerNode": None,
+        "elasticPolicy": {
+            "maxReplicas": int,
+            "maxRestarts": int,
+            "metrics": [{}],
+            "minReplicas": int,
+            "nProcPerNode": int,
+            "rdzvBackend": str,
+            "rdzvConf": [{"key": str, "value": str}],
+            "rdzvHost": str,
+            "rdzvId": str,
+            "rdzvPort": int,
+            "standalone": bool,
+        },
+        "pytorchReplicaSpecs": {
+            ANY: {"replicas": int, "restartPolicy": str, "template": POD_TEMPLATE}
+        },
+        "runPolicy": {
+            "activeDeadlineSeconds": Seconds,
+            "backoffLimit": int,
+            "cleanPodPolicy": str,
+            "managedBy": str,
+            "suspend": bool,
+            "ttlSecondsAfterFinished": int,
+            "schedulingPolicy": {
+                "minAvailable": int,
+                "minResources": QUANTITIES,
+                "priorityClass": str,
+                "queue": str,
+                "scheduleTimeoutSeconds": int,
+            },
+        },
+    },
+}
+"""The types of its fields, all of `spec` down to its Pod templates; lint checks nprocPerNode."""
+
 
 def known_fields(*path: str) -> tuple[str, ...]:
     """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
-    fields: dict[str, Any] = {**shape("about"), "spec": shape("PyTorchJob"), "status": None}
+    fields: dict[str, Any] = {**SHAPES, "status": None}
     for step in path:
         fields = fields[step]
     return tuple(fields)

@@ -47,6 +47,7 @@ class PyTorchJobTarget(Target):
         gang_flag="--gang-scheduler-name",
     )
     file = "pytorchjob.yaml"
+    shapes = operator.SHAPES
     policy_at = ("spec", "runPolicy")
     sources = {  # noqa: RUF012 - as in Target
         "cleanPodPolicy": ("policy", "clean_pod_policy"),

@@ -13,17 +13,17 @@ Behavior: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, 
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Companion, Level
-from k8sjob.targets.field_types import WrongType, fit, shape
+from k8sjob.targets.field_types import Seconds, WrongType, fit
 from k8sjob.targets.indexed.pods import NODE
 from k8sjob.targets.indexed.target import IndexedTarget
-from k8sjob.targets.jobset.target import JobSetTarget
+from k8sjob.targets.jobset.target import JOB_SET_SPEC, JobSetTarget
+from k8sjob.targets.shapes import ABOUT, METADATA, POD_TEMPLATE, RESOURCES, VARIABLE
 from k8sjob.targets.trainjob.existing import over_runtime, runtime_problems, unsaid
 from k8sjob.targets.trainjob.job import (
     GROUP,
@@ -47,6 +47,47 @@ if TYPE_CHECKING:
     from k8sjob.targets.indexed.job import Indexed
 
 _OVERRIDES: Final = "podTemplateOverrides"
+_SPEC: Final[Json] = {
+    "activeDeadlineSeconds": Seconds,
+    "initializer": None,
+    "managedBy": None,
+    "runtimePatches": [
+        {
+            "manager": str,
+            "trainingRuntimeSpec": {
+                "template": {
+                    "metadata": METADATA,
+                    "spec": {
+                        "replicatedJobs": [
+                            {"name": str, "template": {"spec": {"template": POD_TEMPLATE}}}
+                        ]
+                    },
+                }
+            },
+        }
+    ],
+    "runtimeRef": {"name": str, "apiGroup": str, "kind": str},
+    "suspend": bool,
+    "trainer": {
+        "args": [str],
+        "command": [str],
+        "env": [VARIABLE],
+        "image": str,
+        "numNodes": int,
+        "numProcPerNode": None,  # until Trainer 2.1 also "auto", "cpu" or "gpu"
+        "resourcesPerNode": RESOURCES,
+    },
+}
+"""All fields of TrainJobSpec (pkg/apis/trainer/v1alpha1/trainjob_types.go)."""
+_RUNTIME: Final[Json] = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "mlPolicy": {"numNodes": int, "torch": {"numProcPerNode": None}},
+        "template": {"metadata": METADATA, "spec": JOB_SET_SPEC},
+    },
+}
 
 
 class TrainJobTarget(IndexedTarget):
@@ -72,6 +113,8 @@ class TrainJobTarget(IndexedTarget):
         newest=r'spec\.runtimePatches(?:[^"]*\.terminationGracePeriodSeconds)?',
     )
     file = "trainjob.yaml"
+    shapes = {**ABOUT, "spec": _SPEC, "runtime": _RUNTIME}  # noqa: RUF012 - as in Target
+    objects = {"TrainingRuntime": _RUNTIME}  # noqa: RUF012 - as in Target
     companion = Companion(
         "trainingruntimes",
         "trainingruntime.yaml.j2",
@@ -100,12 +143,6 @@ class TrainJobTarget(IndexedTarget):
     def job(self, document: Json) -> TrainJob:
         """The job from its Job.document, or from its object alone."""
         return TrainJob.of(self, document)
-
-    @cached_property
-    def shapes(self) -> Json:
-        """The types of its fields, and of its runtime's."""
-        runtime = shape("TrainingRuntime")
-        return {**shape("about"), "spec": shape(self.kind), "runtime": runtime}
 
     def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
@@ -141,8 +178,8 @@ class TrainJobTarget(IndexedTarget):
         """The typed fields of a job, or of a runtime by itself."""
         if manifest.get("kind") == self.kind:
             return super().typed(manifest)
-        about = {"name": str, **shape("metadata")}
-        return fit(manifest, {**self.shapes["runtime"], "metadata": about})
+        about = {"name": str, **METADATA}
+        return fit(manifest, {**_RUNTIME, "metadata": about})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The values for the templates of both objects."""
