@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -279,8 +279,7 @@ class Event:
         return cls(kind, data, float(time), replica, printed=body.get("printed") is True)
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a container ended: its termination message, one JSON object of at most 4096 bytes.
 
     Attributes:
@@ -316,7 +315,7 @@ class Reason:
 
     def encode(self, limit: int = MAX_TERMINATION_BYTES) -> str:
         """JSON of at most `limit` bytes; the message is shortened first, then the causes."""
-        body = asdict(self)
+        body = self._asdict()
         if not self.nodes:
             del body["nodes"]  # most reasons are about none
         text = json.dumps(body)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from k8sjob.findings import Finding, Severity
 
@@ -15,8 +14,7 @@ T = TypeVar("T")
 Subject = Literal["manifest", "script", "any"]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A check: its name and its reason.
 
     Attributes:
@@ -69,4 +67,4 @@ class Rules(Generic[T]):
         """The findings of all checks; the functions leave the id and the severity out."""
         for check, hits in self._rules:
             for hit in hits(subject):
-                yield replace(hit, id=check.id, severity=check.severity)
+                yield hit._replace(id=check.id, severity=check.severity)

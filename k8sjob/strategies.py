@@ -34,8 +34,7 @@ GONE: Final[Mapping[str, str]] = MappingProxyType(
 """Backends that tutorials still name, and why they are not here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The processes of a job.
 
     Attributes:
@@ -80,8 +79,7 @@ class Conflict(NamedTuple):
         return f"{'.'.join(self.path)}: {self.message}; {self.next_step}"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One setting of a strategy.
 
     Attributes:

@@ -8,7 +8,7 @@ result is rendered once more and compared, so nothing can be dropped.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import (
@@ -79,7 +79,7 @@ def _placed(problem: Finding, job: _Place, beside: list[_Place]) -> Finding:
         companions = (c for c in beside if at_path(c[2], *path[:2]) is not None)
         document, place, _ = next(companions, job)
     line, column = document.place((*place, *path))
-    return replace(problem, line=line, column=column)
+    return problem._replace(line=line, column=column)
 
 
 def _only_job(
@@ -178,7 +178,7 @@ def _of_manifest(problem: Finding) -> Finding:
         return problem
     path = problem.path[1:]
     step = f"move or remove it (`k8sjob lint` says where {field_path(path)} belongs)"
-    return replace(problem, path=path, next_step=step)
+    return problem._replace(path=path, next_step=step)
 
 
 def _adopted(original: Json, notes: list[str]) -> Adopted:

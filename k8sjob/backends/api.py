@@ -91,8 +91,7 @@ class Plan:
         return self.folder / self.spec.code_folder
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
+class Launched(NamedTuple):
     """The spec, the folder and the code that a job on this machine was started from.
 
     Attributes:
@@ -110,8 +109,7 @@ class Launched:
     commit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A job and what belongs to it, at one moment.
 
     Attributes:
@@ -126,8 +124,8 @@ class Snapshot:
     """
 
     job: Job
-    pods: Sequence[Json] = field(default_factory=tuple)
-    events: Sequence[Json] = field(default_factory=tuple)
+    pods: Sequence[Json] = ()
+    events: Sequence[Json] = ()
     at: datetime | None = None
     record: str = ""
     skew: float = 0.0

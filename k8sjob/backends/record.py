@@ -20,7 +20,6 @@ import zipfile
 import zlib
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import cache
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -423,7 +422,7 @@ class RecordBackend:
             if (version := objects["format"]) != _FORMAT:
                 raise ValueError(f"it has format {version!r}, and {__version__} reads {_FORMAT}")
             snapshot, self._related, self.findings = _read(objects)
-            self._snapshot = replace(snapshot, record=shlex.quote(str(path)))
+            self._snapshot = snapshot._replace(record=shlex.quote(str(path)))
             self._launched: Launched | None = None
             if (launched := objects.get("launched")) is not None:
                 code = {str(name): str(digest) for name, digest in launched["code"].items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -94,7 +93,7 @@ def findings(
     silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
     first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}
     unsilenced = [
-        replace(finding, source=source)
+        finding._replace(source=source)
         for finding in hits
         for source in [finding.source or first]
         if finding.id not in silenced[source].get(finding.line, ())

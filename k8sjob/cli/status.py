@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.find_job import Place, place_options, warn_of_clock
+from k8sjob.backends.api import LOCAL
+from k8sjob.cli.find_job import Place, local_backend, place_options, warn_of_clock
 from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
@@ -15,7 +16,6 @@ from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
-from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
@@ -46,9 +46,6 @@ _HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, Jo
 @place_options()
 def status_command(job: str | None, output: str, exit_code: bool, place: Place) -> int:
     """Show the state of a job (the newest without NAME) and of each of its replicas."""
-    from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
-    from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
-
     backend, ref, snapshot = read_job(job, place)
     warn_of_clock(snapshot)
     status = job_status(snapshot)
@@ -61,8 +58,13 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
     trains = progress if status.state in _HAVE_PROGRESS else None
     saved: Path | None = None
     written: list[Path] = []
-    if isinstance(backend, LocalBackend):
-        saved, written = backend.checkpoints(ref), written_files(backend.folder(ref))
+    files: dict[str, str] = {}
+    if ref.namespace == LOCAL and not backend.recorded:
+        from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - of no use for a cluster's jobs
+
+        local = local_backend()
+        saved, written = local.checkpoints(ref), written_files(local.folder(ref))
+        files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
     match output:
         case "name":
             line(status.ref)
@@ -70,14 +72,14 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
             places = {"checkpoints": saved and str(saved), "written": list(map(str, written))}
             document({**job_document(snapshot, trains), **places}, output)
         case _:
-            files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
             _show(status, snapshot, files, progress)
             # Only a job that waits is explained by other objects, whose look-up takes many
             # requests.
             related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
             # What `why` finds reads more, so only if the output of one replica shows trouble.
             if diagnose(snapshot, {reporter: lines} if lines else {}, related):
-                from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
+                from k8sjob.cli.why import show_finding  # noqa: PLC0415 - most jobs have no trouble
+                from k8sjob.observe.findings import findings  # noqa: PLC0415 - the same
 
                 for finding in findings(backend, snapshot)[:1]:
                     click.echo()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
@@ -50,8 +49,7 @@ class Outcome(StrEnum):
     """The existing job is deleted. The new one may be another client's, if it is the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(NamedTuple):
     """A finished submission.
 
     Attributes:

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -240,7 +240,7 @@ def _deleted(snapshot: Snapshot) -> Snapshot:
     """The last of a job that is gone, as one that is being deleted, by the cluster's clock."""
     metadata = {"deletionTimestamp": stamp(snapshot.now), **snapshot.job.metadata}
     job = snapshot.job.with_document({**snapshot.job.document, "metadata": metadata})
-    return replace(snapshot, job=job)
+    return snapshot._replace(job=job)
 
 
 def _news(status: JobStatus) -> object:

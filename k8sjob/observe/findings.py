@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.api import JobRef
-from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.findings import Finding, Severity
@@ -61,7 +59,7 @@ def findings_to_keep(
     if _explains_nothing(snapshot, diagnoses):
         return list(earlier())
     present = (finding for finding in diagnoses if finding.severity is Severity.ERROR)
-    return [as_data(replace(finding, message=finding.message + moment)) for finding in present]
+    return [as_data(finding._replace(message=finding.message + moment)) for finding in present]
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
@@ -71,7 +69,7 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
     """
     # Of what is no job there is none: nothing could start it again.
-    if backend.recorded or isinstance(backend, LocalBackend) or "/" in ref.name:
+    if backend.recorded or ref.namespace == LOCAL or "/" in ref.name:
         return ""
     try:
         with suppress(JobNotFound):  # deleted by somebody, or after its ttl

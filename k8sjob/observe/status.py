@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import CONTAINER_NAMES, Reason
@@ -30,8 +30,7 @@ TIMES: Final = ("created", "started", "finished", "since")
 """The times of a JobStatus."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
+class ReplicaStatus(NamedTuple):
     """One replica, as its Pod shows it.
 
     Attributes:

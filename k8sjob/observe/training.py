@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from k8sjob.contract import NO_PROGRESS, Event, EventKind
 from k8sjob.sanitize import flat, integer, real, text
@@ -41,8 +41,7 @@ _NO_STEPS: Final = frozenset(
 """Events that may come while a group waits: a thread of it may write a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """A report of a training run: the current epoch, from 1, and the steps done in it.
 
     A zero says that something is not known.
@@ -183,7 +182,7 @@ class Training:
                 self._measure(numbers_and_texts(data), event.time)
             case EventKind.WARNING if data.get("reason") == NO_PROGRESS:
                 self.hang = None if data.get("over") else event
-                self.progress = replace(self.progress, eta_s=None)
+                self.progress = self.progress._replace(eta_s=None)
             case EventKind.CHECKPOINT:
                 self.checkpoint = self.written = text(data.get("path"))
             case EventKind.RESUMED:
@@ -250,7 +249,7 @@ class Training:
         is_first = self.progress == Progress()
         # The bar of a script of its own has no loss; the last one is still the newest.
         loss = self.progress.loss if progress.loss is None else progress.loss
-        self.progress = replace(progress, loss=loss)
+        self.progress = progress._replace(loss=loss)
         if progress.epoch:
             self.at, self.counts_epochs = progress.at, True
         if progress.loss is not None:

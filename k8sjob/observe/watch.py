@@ -236,7 +236,7 @@ class _Watcher:
             if status.state is JobState.FAILED and not snapshot.pods:
                 # Under OnFailure the Job has deleted its Pods; as they were, they show the cause.
                 pods = tuple(self._pods.values())
-                snapshot = replace(snapshot, pods=pods, at=status.finished)
+                snapshot = snapshot._replace(pods=pods, at=status.finished)
             for finding in diagnose(snapshot, self._tails):
                 yield Event(EventKind.FINDING, as_data(finding), time.time(), finding.replica)
 

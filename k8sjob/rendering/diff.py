@@ -7,8 +7,7 @@ never show as differences.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
@@ -38,8 +37,7 @@ _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 _LABELS: Final = ("labels", "annotations")
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestDiff:
+class ManifestDiff(NamedTuple):
     """The changes of a job; false if there are none.
 
     Attributes:

@@ -8,7 +8,6 @@ Standard "restricted".
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
@@ -179,8 +178,8 @@ def _at_source(merged: Traced, problem: Finding) -> Finding:
     apart = nearest.deleted or isinstance(nearest.value, list)
     if not nearest.origin or (below and apart):
         origin = nearest.origin or ("pod_template",)
-        return replace(problem, path=origin, message=f"{problem.field}: {problem.message}")
-    return replace(problem, path=(*nearest.origin, *below))
+        return problem._replace(path=origin, message=f"{problem.field}: {problem.message}")
+    return problem._replace(path=(*nearest.origin, *below))
 
 
 def _replaced_images(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from k8sjob.errors import SpecError
 from k8sjob.findings import field_path, invalid
@@ -55,8 +55,7 @@ def _refuse_manifests(documents: list[Document]) -> None:
 _FIELD: Final = re.compile(r'[\w-]+(?:\.[\w-]+|\[(?:\d{1,9}|"[^"]*")\]){0,63}')
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A new value of one field.
 
     Attributes:
@@ -89,7 +88,7 @@ class Change:
             elif "[" in field:
                 step += """ or 'labels["example.com/team"]=vision'"""
             problem = invalid((), f"{text!r} does not change a field", step)
-            raise SpecError([replace(problem, option="--set")])
+            raise SpecError([problem._replace(option="--set")])
         return cls(path_of(field), parse(value, f"--set {field}").data)
 
 
@@ -125,7 +124,7 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
         present = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
         message = f"{whole} is {present} there and has no such part"
         problem = invalid(change.path, message, f"set {whole} as a whole")
-        raise SpecError([replace(problem, option="--set")])
+        raise SpecError([problem._replace(option="--set")])
     fields = dict(data or {})
     key = str(step)
     fields[key] = _apply(fields.get(key), change, depth + 1)
@@ -147,7 +146,7 @@ def without_places(error: SpecError, changes: Sequence[Change], document: Docume
                 # An option of its own name, as --image, stands for the whole path.
                 named = () if change.option else path
                 option = change.option or "--set"
-                return replace(problem, path=named, option=option, line=0, column=0)
+                return problem._replace(path=named, option=option, line=0, column=0)
         return problem
 
     return SpecError([at_option(problem) for problem in error.findings], error.source)

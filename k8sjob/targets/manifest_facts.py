@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.findings import Finding
 from k8sjob.kube.capacity import counts_gpus
@@ -30,8 +29,7 @@ _LAUNCHERS: Final = re.compile(
 _FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", "--run-path"})
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestContainer:
+class ManifestContainer(NamedTuple):
     """One container and its path."""
 
     path: FieldPath

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from heapq import nlargest
 from itertools import count, islice
@@ -94,7 +93,7 @@ class JobNews:
             },
             "training": self._training(),
             "replicas": {
-                name: asdict(replica) for name in names if (replica := summary.replicas.get(name))
+                name: replica._asdict() for name in names if (replica := summary.replicas.get(name))
             },
             "points": self._points(),
             "lines": lines,
@@ -113,7 +112,7 @@ class JobNews:
     def _training(self) -> dict[str, Any]:
         summary, progress, hang = self._summary, self._summary.progress, self._summary.hang
         return {
-            **asdict(progress),
+            **progress._asdict(),
             "fraction": progress.fraction,
             "waited": progress.waited,
             "starting": summary.starting,

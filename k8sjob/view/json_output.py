@@ -6,10 +6,9 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import EVENT_MARK, Event, EventKind
@@ -98,8 +97,7 @@ def running_digest(pod: Json) -> str | None:
     return match[1] if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class JobProgress:
+class JobProgress(NamedTuple):
     """The progress of one job: its training, when that was written, and the seconds since.
 
     Of one that has succeeded (`ended`) it is what the training came to.
@@ -119,7 +117,7 @@ class JobProgress:
             return values(dict(islice(self.training.last_values.items(), _SHOWN_METRICS)))
         now, age = self.training, self.age
         # A time left that was computed a minute ago is none.
-        progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
+        progress = now.progress._replace(eta_s=None) if age >= _OLD_S else now.progress
         pieces = [now.starting] if now.starting else position(progress)
         if not pieces:  # a script of its own reports how far it is, or its metrics alone
             metrics = values(dict(islice(now.last_values.items(), _SHOWN_METRICS)))

@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -118,7 +118,7 @@ class Document:
     def placed(self, finding: Finding) -> Finding:
         """The finding with the place of its field."""
         line, column = self.place(finding.path)
-        return replace(finding, line=line, column=column)
+        return finding._replace(line=line, column=column)
 
 
 class _Refused(yaml.MarkedYAMLError):

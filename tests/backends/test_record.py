@@ -6,7 +6,6 @@ import json
 import os
 import re
 import zipfile
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -56,7 +55,7 @@ def test_the_causes_are_those_of_the_job(name, tmp_path):
     assert found
     assert messages(record) == messages(job)
     (snapshot,) = job.snapshots
-    job.snapshots = [replace(snapshot, record=record.snapshot(None).record)]
+    job.snapshots = [snapshot._replace(record=record.snapshot(None).record)]
     assert found == why(job)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -223,7 +222,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
 
     for kind, ref in refs.items():
         eventually(lambda ref=ref: lines(ref, "checkpoint"), f"a checkpoint of {kind}")
-        snapshot = replace(desk.backend.snapshot(ref), events=())
+        snapshot = desk.backend.snapshot(ref)._replace(events=())
         assert last_suspension(snapshot, desk.backend.related(snapshot)).first, kind
         assert read_timing(desk.backend, snapshot).since == "submission", kind
         assert Use.UNKNOWN not in read_usage(desk.backend, desk.backend.snapshot(ref)).seconds
@@ -248,7 +247,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         split = read_timing(desk.backend, snapshot)
         assert (split.since, split.phases[0].phase) == ("suspension", "suspended"), kind
         by_events = last_suspension(snapshot)
-        no_events = replace(snapshot, events=())
+        no_events = snapshot._replace(events=())
         assert last_suspension(no_events).begin is None
         by_workload = last_suspension(no_events, desk.backend.related(snapshot))
         assert by_workload.begin == pytest.approx(by_events.begin, abs=10), kind

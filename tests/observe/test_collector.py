@@ -1,7 +1,6 @@
 """What `k8sjob collect` keeps and sends."""
 
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -136,7 +135,7 @@ def test_an_end_of_long_ago_is_recorded_and_not_reported():
 
 def test_ages_are_by_the_clusters_clock():
     sent = Sent()
-    behind = replace(now("Failed", pod=FAILED, minutes=120), skew=-7200.0)
+    behind = now("Failed", pod=FAILED, minutes=120)._replace(skew=-7200.0)
     assert collect(Cluster(behind), Kind.ADDED, sent=sent)
     assert len(sent) == 1, "by this machine's clock it ended two hours ago"
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -897,7 +896,7 @@ def test_a_replica_that_is_killed_with_another_is_no_independent_cause():
 
 def test_all_replicas_that_ended_alike_are_concerned():
     waited = Reason(138, 1, "Left", "it waited for rank 0, which had ended with exit code 0: lost")
-    note = replace(waited, culprits=(0,), step=41).encode()
+    note = waited._replace(culprits=(0,), step=41).encode()
     pods = [make_pod(name, "Failed", terminated=ended(138, note)) for name in ALL[1:]]
     finding = only("Succeeded", pods=pods)
     assert finding.replicas == ALL
@@ -1130,7 +1129,7 @@ def test_a_deadline_is_by_the_clock_of_the_cluster(skew, causes, capsys):
     begun = stamp(datetime.now(UTC) - timedelta(seconds=960))
     pods = running("master-0")
     seen = snapshot("Running", pods=pods, deadline=300, replicas=MASTER, startTime=begun)
-    seen = replace(seen, skew=skew)
+    seen = seen._replace(skew=skew)
     findings = diagnose(seen, {})
     assert [finding.id for finding in findings] == causes
     assert not any("delete" in finding.next_step for finding in findings)

@@ -1,7 +1,5 @@
 """What a record keeps of the time when more could be seen."""
 
-from dataclasses import replace
-
 import pytest
 from observed import NOW, RECORDED, at, ended, make_jobset, make_pod, of_recorded, snapshot
 
@@ -33,7 +31,7 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
     job = job_of({**before.job.raw, "metadata": metadata, "status": status})
     cluster.lines = []
     for _ in range(2):  # it stays, once
-        gone = replace(before, job=job, pods=(), events=())
+        gone = before._replace(job=job, pods=(), events=())
         records.keep(cluster, ref, gone, findings_to_keep)
         for backend in (records.open(ref), cluster):
             first, *others = findings(backend, gone)
@@ -61,5 +59,5 @@ def test_a_jobs_condition_has_the_exit_code_of_a_pod_that_is_gone():
     node = {"name": "node", "template": {"spec": {"completions": 2, "parallelism": 2}}}
     job = make_jobset(node, condition=failed)
     job["child"] = {"kind": "Job", "status": {"conditions": [policy]}}
-    finding, *_ = diagnose(replace(snapshot(), job=job_of(job)), {}, now=NOW)
+    finding, *_ = diagnose(snapshot()._replace(job=job_of(job)), {}, now=NOW)
     assert (finding.id, finding.replica) == ("killed", "worker-0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -267,23 +266,23 @@ HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
     ("before", "now", "same"),
     [
         (None, KILLED, False),
-        (KILLED, replace(KILLED, time=9.0, message="another"), True),
-        (KILLED, replace(KILLED, step=41), False),
-        (KILLED, replace(KILLED, rank=0), False),
-        (KILLED, replace(KILLED, exit_code=139), False),
-        (replace(KILLED, step=-1), replace(KILLED, step=-1), False),
+        (KILLED, KILLED._replace(time=9.0, message="another"), True),
+        (KILLED, KILLED._replace(step=41), False),
+        (KILLED, KILLED._replace(rank=0), False),
+        (KILLED, KILLED._replace(exit_code=139), False),
+        (KILLED._replace(step=-1), KILLED._replace(step=-1), False),
         (CRASHED, CRASHED, True),
-        (CRASHED, replace(CRASHED, where=""), False),
-        (ABORTED, replace(ABORTED, rank=1), True),
-        (ABORTED, replace(ABORTED, rank=1, where="main.py:4"), False),
-        (replace(KILLED, step=-1, where="main.py:3"),) * 2 + (False,),
+        (CRASHED, CRASHED._replace(where=""), False),
+        (ABORTED, ABORTED._replace(rank=1), True),
+        (ABORTED, ABORTED._replace(rank=1, where="main.py:4"), False),
+        (KILLED._replace(step=-1, where="main.py:3"),) * 2 + (False,),
         (Reason(255, type="Exit", where="main.py:3"),) * 2 + (True,),
-        (replace(KILLED, exit_code=138), replace(KILLED, exit_code=138), True),
+        (KILLED._replace(exit_code=138), KILLED._replace(exit_code=138), True),
         (Reason(140, type="Exit"), Reason(140, type="Exit"), False),
-        (HUNG, replace(HUNG, rank=3), True),
-        (HUNG, replace(HUNG, culprits=(2,)), False),
-        (HUNG, replace(HUNG, where="main.py:4"), False),
-        (replace(HUNG, step=-1), replace(HUNG, step=-1), True),
+        (HUNG, HUNG._replace(rank=3), True),
+        (HUNG, HUNG._replace(culprits=(2,)), False),
+        (HUNG, HUNG._replace(where="main.py:4"), False),
+        (HUNG._replace(step=-1), HUNG._replace(step=-1), True),
         *(
             (
                 Reason(code, step=3, where="main.py:3"),

@@ -294,7 +294,7 @@ class ClusterBackend(Creation):
         if keyed(job.target) and (where := job.companion_path(job.namespace)):
             with suppress(ApiError):  # what is not there, or may not be read, is left out
                 beside = without_managed_fields(self.transport.request("GET", where))
-                read_at = replace(read_at, job=replace(read_at.job, companion=beside))
+                read_at = read_at._replace(job=replace(read_at.job, companion=beside))
             refuse_excess(read_at.job)
         return read_at
 

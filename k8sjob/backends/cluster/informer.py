@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
@@ -110,7 +109,7 @@ def with_groups(
             if group and (pods or job.uid in {owner.get("uid") for owner in group.owners}):
                 yield group.raw
 
-    return [replace(each, groups=tuple(groups(each.job, each.pods))) for each in snapshots]
+    return [each._replace(groups=tuple(groups(each.job, each.pods))) for each in snapshots]
 
 
 def refuse_excess(job: Job) -> None:

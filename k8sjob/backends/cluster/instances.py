@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.kube.api_resources import path
@@ -30,8 +29,7 @@ _MAX_NAMED: Final = 100
 """More replicas than these are not named one by one: the request would be too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(NamedTuple):
     """How often readers look, and how long they wait; in seconds.
 
     Attributes:
@@ -51,8 +49,7 @@ class Pace:
     patience: float = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(NamedTuple):
     """The newest start of a replica's container, as its Pod shows it.
 
     Attributes:

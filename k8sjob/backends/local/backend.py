@@ -12,12 +12,12 @@ import sys
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from k8sjob.backends.api import LOCAL, JobRef, Launched, Snapshot
 from k8sjob.backends.local.logfiles import attempts, follow_lines, read, read_last
@@ -53,8 +53,7 @@ ANSWER_SECONDS: Final = 10.0
 """How long a supervisor may take to act on a request, beyond the grace of the replicas."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
+class _Started(NamedTuple):
     """A job of this process: its supervisor, and this end of the supervisor's lifeline."""
 
     ref: JobRef

@@ -29,10 +29,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.environment import STATE, state_folder
 from k8sjob.errors import BackendError
@@ -112,7 +111,7 @@ class JobFolder:
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, asdict(Identity.of(pid)))
+        write_json(self._keeper, Identity.of(pid)._asdict())
 
     def show_alive(self) -> None:
         """Show other machines that the supervisor runs; for the supervisor."""
@@ -375,8 +374,7 @@ def os_error_message(verb: str, path: Path, error: OSError) -> str:
 # --- processes ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """One process, on one machine, since one boot: a pid alone is never trusted.
 
     A pid is reused after its process has ended, means nothing after a reboot, and means another

@@ -5,8 +5,7 @@ Nothing in the cluster is changed: what would be made is asked for as a dry run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.checks.doctor import cluster, controller, needs, permissions
 from k8sjob.checks.doctor.check import ClusterFacts, verdict
@@ -45,8 +44,7 @@ _CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[Finding]], ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """The result of all checks, in the order in which they were made.
 
     Attributes:

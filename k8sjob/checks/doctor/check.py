@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from k8sjob.findings import Finding, Severity
 from k8sjob.kube.capacity import Amounts
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Job, Target
 
 
-@dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(NamedTuple):
     """One question to the apiserver: may I do this?
 
     Attributes:

@@ -6,10 +6,9 @@ the documentation show them; tests keep the three equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
 from k8sjob.kube.objects import Object
@@ -45,8 +44,7 @@ class Grant(StrEnum):
         return self in {Grant.CLUSTER_VIEWER, Grant.CAPACITY}
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceRule:
+class ResourceRule(NamedTuple):
     """One row of the table.
 
     Attributes:

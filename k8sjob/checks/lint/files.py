@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -136,10 +135,10 @@ def _invalid(error: SpecError, source: str, document: Document | None = None) ->
     findings = []
     for problem in error.findings:
         message = f"{problem.field}: {problem.message}" if problem.field else problem.message
-        finding = replace(problem, message=message, source=source)
+        finding = problem._replace(message=message, source=source)
         if document and problem.path and not problem.line:
             finding = document.placed(finding)
-        findings.append(replace(finding, line=finding.line or 1, column=finding.column or 1))
+        findings.append(finding._replace(line=finding.line or 1, column=finding.column or 1))
     return findings
 
 

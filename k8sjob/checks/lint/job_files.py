@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.base_images import too_old
 from k8sjob.checks.finding import message
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 RULES: Final = Rules["JobFile"]("manifest")
 
 
-@dataclass(frozen=True, slots=True)
-class JobFile:
+class JobFile(NamedTuple):
     """A valid job.yaml with its folder."""
 
     spec: JobSpec

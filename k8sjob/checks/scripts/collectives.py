@@ -10,8 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.checks.finding import table
 from k8sjob.checks.scripts.code import followed, keyword, once
@@ -46,8 +45,7 @@ _Reached = dict[str, str]
 """Collectives with the function that leads to them; empty: they are called directly."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A collective at a line that depends on the rank.
 
     Attributes:

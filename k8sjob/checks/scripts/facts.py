@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.finding import message, pattern, table
 from k8sjob.checks.scripts.code import constant
@@ -31,8 +30,7 @@ _MAX_SHOWN: Final = 300
 """Characters of the source of an expression in a message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """The known facts about how a script is started; None is not known.
 
     Attributes:

@@ -13,7 +13,7 @@ import shlex
 import sys
 import tokenize
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib import metadata
 from itertools import chain
@@ -147,7 +147,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     try:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:  # its lines are of a file that is not written
-        problems = [replace(problem, line=0, column=0) for problem in error.findings]
+        problems = [problem._replace(line=0, column=0) for problem in error.findings]
         raise SpecError(problems, str(file)) from None
     return Draft(files, list(job.notes()))
 

@@ -7,7 +7,6 @@ have the types of its kind is an error; in a list or a watch it is left out, wit
 from __future__ import annotations
 
 import json
-import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.api_resources import ResourcePath
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     Typed = Callable[[str, Any], tuple[Json, str]]
     """Gives an object, of such a resource, without nulls, and what is wrong with it or ""."""
 
-_LOGGER: Final = logging.getLogger("k8sjob")  # without a handler its warnings are lines on stderr
 _MAX_NAME: Final = 80
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 
@@ -133,4 +131,8 @@ class CheckedAnswers:
         self._warned.add(about)
         where = f"{about} of {self.server} (context {self.context})"
         name = ascii(Object(item).name)[:_MAX_NAME]
-        _LOGGER.warning("warning: %s", safe_line(f"{where}: {noun} left out; of {name} {problem}"))
+        import logging  # noqa: PLC0415 - most servers have no bad objects
+
+        # Without a handler its warnings are lines on stderr.
+        text = safe_line(f"{where}: {noun} left out; of {name} {problem}")
+        logging.getLogger("k8sjob").warning("warning: %s", text)

@@ -5,7 +5,6 @@ Here are the causes in their order: a cause that explains others comes before th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -107,7 +106,7 @@ def _for_each_pod(
         for pod in facts.pods:
             explanations = (check(facts, pod) for check in checks)
             if explanation := next(filter(None, explanations), None):
-                yield replace(explanation, replica=pod.replica, pod=pod.name)
+                yield explanation._replace(replica=pod.replica, pod=pod.name)
 
     def cause(facts: Facts) -> Iterator[Finding]:
         yield from grouped(explained(facts), facts.now)
@@ -163,7 +162,7 @@ def _independent(facts: Facts, finding: Finding, failed: Sequence[Failure]) -> I
         fresh = second.id in _INDEPENDENT - shown and second.replica not in finding.replicas
         if fresh and not (is_consequence(facts, end) or facts.runs_again(end.replica)):
             shown.add(second.id)
-            yield replace(second, message=second.message.partition("\n")[0])
+            yield second._replace(message=second.message.partition("\n")[0])
 
 
 def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
@@ -209,7 +208,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
     if first := _first(facts, failed):
         finding = explain_end(facts, first)
         message = f"the job succeeded, but {finding.message}"
-        yield _with_similar(facts, replace(finding, message=message), first, failed)
+        yield _with_similar(facts, finding._replace(message=message), first, failed)
 
 
 def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[Failure]) -> Finding:
@@ -242,7 +241,7 @@ def _with_similar(facts: Facts, finding: Finding, first: Failure, failed: list[F
             )
     replicas = tuple(dict.fromkeys((*finding.replicas, *(end.replica for end in similar))))
     severity = Severity.WARNING if over else Severity.ERROR
-    return replace(finding, message=message, next_step=step, replicas=replicas, severity=severity)
+    return finding._replace(message=message, next_step=step, replicas=replicas, severity=severity)
 
 
 def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
@@ -298,7 +297,7 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
     for replica in facts.logs:
         tail = library_lines(since_training(facts.tail(replica)))
         if explanation := explain_lines(tail, local=facts.local):
-            explanations.append(replace(explanation, replica=replica))
+            explanations.append(explanation._replace(replica=replica))
     yield from grouped(explanations, facts.now)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -78,7 +77,7 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             f" ({uses}); to create one from your login: kubectl create secret docker-registry NAME"
             f" -n {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
         )
-        return replace(explanation, next_step=explanation.next_step + more)
+        return explanation._replace(next_step=explanation.next_step + more)
     return explanation
 
 
@@ -247,7 +246,7 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
     begun = (moment(pod.status.get("startTime")) or pod.created_at for pod in waiting)
     since = min((time for time in begun if time), default=None)
     explanation = Explanation(Cause.MASTER_AWAITED, problem, step, since=since)
-    yield from grouped((replace(explanation, replica=p.replica) for p in waiting), facts.now)
+    yield from grouped((explanation._replace(replica=p.replica) for p in waiting), facts.now)
 
 
 def _master(facts: Facts) -> tuple[str, str]:

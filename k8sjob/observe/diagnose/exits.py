@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import replace
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Final
 
@@ -77,7 +76,7 @@ def explain_end(facts: Facts, end: Failure) -> Finding:
     each node's with the rank that made all of them hang.
     """
     if end.reason and end.reason.rank >= 0:
-        end = replace(end, replica=facts.replica_of(end.reason.rank) or end.replica)
+        end = end._replace(replica=facts.replica_of(end.reason.rank) or end.replica)
     return next(finding for cause in _CAUSES if (finding := cause(facts, end)))
 
 
@@ -167,7 +166,7 @@ def _absent_from_rendezvous(facts: Facts, end: Failure) -> Finding | None:
     if finding := _left_early(facts, end):  # a rank that is done does not join a new rendezvous
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
         step = f"{step} if that was the last one; {finding.next_step}"
-        return replace(finding, next_step=step)
+        return finding._replace(next_step=step)
     job, culprits = facts.output_argument, end.reason.culprits
     return Finding(
         Cause.RENDEZVOUS,
@@ -214,7 +213,7 @@ def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
         error = error[error.index("nvidia-container-cli") :]
         return _explained(end, explain_output(LastOutput((error,), ()), local=facts.local))
     if "OOM-killed" in error:  # the limit is too low for runc, before the command starts
-        return _out_of_memory(facts, replace(end, why="OOMKilled"))
+        return _out_of_memory(facts, end._replace(why="OOMKilled"))
     if error.startswith(("mkdir ", "chdir ")):
         problem, step = "its working directory does not exist", "correct the container's workingDir"
     return _finding(end, Cause.START, problem + f": {error}" * bool(error), step)
@@ -261,13 +260,13 @@ def _explained_by_output(facts: Facts, end: Failure) -> Finding | None:
         if finding := _left_early(facts, end):
             return finding
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
-            explanation = replace(explanation, problem=explanation.problem + _absent_ranks(facts))
+            explanation = explanation._replace(problem=explanation.problem + _absent_ranks(facts))
     if explanation and explanation.cause is Cause.GPU_DRIVER and not facts.local:
         pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
         if pod and asked and _NO_GPU.search(explanation.problem):
             step = _STEPS["sees_no_gpu"].format(node=pod.node)
-            explanation = replace(explanation, next_step=step)
+            explanation = explanation._replace(next_step=step)
     return _explained(end, explanation)
 
 
@@ -402,7 +401,7 @@ def _refused_checkpoint(facts: Facts, end: Failure) -> Finding | None:
         f"the script refused what it resumed from {name}: if that was saved with another model or"
         f" optimizer, start from scratch ({scratch}), or give the script the previous ones"
     )
-    return replace(_crashed(facts, end), next_step=step)
+    return _crashed(facts, end)._replace(next_step=step)
 
 
 def _crashed(facts: Facts, end: Failure) -> Finding:

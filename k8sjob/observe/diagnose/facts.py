@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import LOCAL, OUTPUT
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
@@ -139,8 +139,7 @@ class ReplicaPod(objects.Pod):
             yield PodContainer(spec, statuses.get(spec.get("name"), {}), init=init)
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """One training container that failed.
 
     Attributes:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.contract import NO_PROGRESS, OWN_LAUNCHER
 from k8sjob.findings import Finding, Severity, listed
@@ -124,8 +123,7 @@ def as_data(finding: Finding) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """A cause, perhaps at one replica, before it is known which others share it.
 
     It is no Finding, since a message names all replicas and the time of the first or the last of
@@ -152,8 +150,7 @@ class Explanation:
     pod: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A cause that a text names.
 
     Attributes:

@@ -45,7 +45,7 @@ def with_gone_pods(facts: Facts) -> Facts | None:
     if not newest:
         return None
     pods = (*facts.snapshot.pods, *(newest[name] for name in facts.ranks if name in newest))
-    return replace(facts, snapshot=replace(facts.snapshot, pods=pods))
+    return replace(facts, snapshot=facts.snapshot._replace(pods=pods))
 
 
 def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> Json:

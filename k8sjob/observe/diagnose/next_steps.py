@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind
@@ -59,4 +58,4 @@ def in_manifest(facts: Facts, finding: Finding) -> Finding:
     # A CronJob makes the next Job, an AppWrapper its job anew, as they are told themselves.
     for owner in facts.job.owners[:1] if spelled != step else ():
         spelled += f"; change it in {owner.get('kind')} {owner.get('name')}, which made this one"
-    return replace(finding, next_step=spelled)
+    return finding._replace(next_step=spelled)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +51,7 @@ def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
     if facts.status.state.finished:
         for n, displacement in enumerate(displacements):
             step = displacement.next_step.replace(_RECREATED, _SUBMIT_AGAIN)
-            displacements[n] = replace(displacement, next_step=step)
+            displacements[n] = displacement._replace(next_step=step)
         yield from grouped(displacements, facts.now)
         return
     # A lost node's Pods are evicted at last; one that was preempted before has left it.
@@ -72,11 +71,11 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
         if at:
             moments[replica, displacement.cause].append(at)
         if replica not in newest or _time(newest[replica]) <= _time(displacement):
-            newest[replica] = replace(displacement, over=facts.runs_again(replica))
+            newest[replica] = displacement._replace(over=facts.runs_again(replica))
     for replica, displacement in newest.items():
         if len(times := moments[replica, displacement.cause]) > 1:
             often = f"{len(times)} times in {age(min(times), facts.now)}"
-            newest[replica] = replace(displacement, problem=f"{displacement.problem}, {often}")
+            newest[replica] = displacement._replace(problem=f"{displacement.problem}, {often}")
     return newest
 
 
@@ -148,9 +147,9 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     target = pod.condition("DisruptionTarget")
     # The scheduler sets this condition first; the Pod may run on for its grace period.
     if target.reason == "PreemptionByScheduler":
-        return replace(_preempted(pod.replica, target.message), at=target.since)
+        return _preempted(pod.replica, target.message)._replace(at=target.since)
     if pod.phase == "Failed" and reason in _EVICTED:
-        return replace(_evicted(pod.replica, message), at=target.since)
+        return _evicted(pod.replica, message)._replace(at=target.since)
     if target.true:
         problem = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
         return Explanation(Cause.EVICTED, problem, _RECREATED, pod.replica, at=target.since)
@@ -193,7 +192,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         # The kill follows from another reason for leaving the node.
         follows = uid in displacements and displacement and displacement.cause is Cause.POD_DELETED
         if displacement and not follows:
-            displacements[uid] = replace(displacement, at=event_time(event))
+            displacements[uid] = displacement._replace(at=event_time(event))
     yield from displacements.values()
 
 
@@ -264,4 +263,4 @@ def _preempted(replica: str, message: str) -> Explanation:
 def _evicted(replica: str, message: str) -> Explanation:
     problem = f"evicted by its node: {message.strip().rstrip('.')}"
     explanation = best_match(_EVICTION_RULES, message, problem=problem, recreated=_RECREATED)
-    return replace(explanation, replica=replica)
+    return explanation._replace(replica=replica)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, load_rules, shortened
@@ -111,8 +110,7 @@ _LOG_PREFIXES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LastOutput:
+class LastOutput(NamedTuple):
     """The last output of a container, about its end.
 
     An exception that the runtime has reported is the error, whatever else is in the output. Without
@@ -185,7 +183,7 @@ def _pointed_to(output: LastOutput) -> LastOutput:
     if not output.causes or not any(_INWARD.search(line) for line in output.error):
         return output
     inner = tuple(output.causes[-1].splitlines())
-    return _pointed_to(replace(output, error=inner, causes=output.causes[:-1]))
+    return _pointed_to(output._replace(error=inner, causes=output.causes[:-1]))
 
 
 def _roots(reason: Reason) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
@@ -60,7 +59,7 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     key = condition.message + _shape(pod)
     if key not in facts.unschedulable:
         facts.unschedulable[key] = _unschedulable(facts, pod, condition)
-    return replace(_with_autoscaler(facts, pod, facts.unschedulable[key]), since=condition.since)
+    return _with_autoscaler(facts, pod, facts.unschedulable[key])._replace(since=condition.since)
 
 
 def _shape(pod: ReplicaPod) -> str:
@@ -89,7 +88,7 @@ def _with_autoscaler(facts: Facts, pod: ReplicaPod, explanation: Explanation) ->
     else:
         action = f"has found a place for it ({message})"
     problem = f"{explanation.problem}; the autoscaler {action}"
-    return replace(explanation, problem=problem, next_step=step)
+    return explanation._replace(problem=problem, next_step=step)
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:

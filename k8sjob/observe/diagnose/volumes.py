@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +51,7 @@ def unprovisioned(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     claim, why = _pending_claim(facts, pod)
     if not claim or not why:
         return None
-    return replace(_without_volume(facts, claim, why), since=pod.created_at)
+    return _without_volume(facts, claim, why)._replace(since=pod.created_at)
 
 
 def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
@@ -117,4 +116,4 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     detail = re.sub(r"(?s)\nMounting command:(?:(?!\nMounting command).)*?\nOutput: ", ": ", detail)
     detail = f"{subject} cannot be mounted: {one_line(detail)}"
     explanation = first_match(_MOUNTS, message, detail=detail)
-    return explanation and replace(explanation, since=pod.created_at)
+    return explanation and explanation._replace(since=pod.created_at)

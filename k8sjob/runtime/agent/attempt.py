@@ -261,7 +261,7 @@ def verdict(record: Attempt, stop: signal.Signals | None) -> Reason | None:
         f"{reason.message}; SIGKILL has not ended {processes} within {TIMEOUTS.unkillable:g} s, so"
         " it waits in the kernel, for storage or for a device: if it stays, restart the node"
     )
-    return replace(reason, message=message)
+    return reason._replace(message=message)
 
 
 def _cause(record: Attempt, stop: signal.Signals | None) -> Reason | None:
@@ -367,7 +367,7 @@ def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
     """The reason that the process wrote, if it wrote one; else what its exit code means."""
     reason = record.reasons.get(rank)
     if reason is not None:
-        return replace(reason, rank=rank)
+        return reason._replace(rank=rank)
     if end.signal:
         try:
             # Most real-time signals have no name.

@@ -25,7 +25,6 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -166,7 +165,7 @@ def _report(error: BaseException, observer: Observer) -> int:
     for _ in range(_INTERRUPTIONS):
         try:
             if code := exit_code(error):
-                reason = replace(reason_of(error, code), step=observer.look().step)
+                reason = reason_of(error, code)._replace(step=observer.look().step)
                 write_reason(reason, config.error_file())
             break
         except BaseException as later:  # noqa: BLE001 - as above

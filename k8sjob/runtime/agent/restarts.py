@@ -12,7 +12,6 @@ import json
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
@@ -148,7 +147,7 @@ def in_vain(before: Reason | None, now: Reason) -> Reason | None:
     if not repeats(before, now):
         return None
     message = f"{now.message}; twice at the same place, so there is no further restart"
-    return replace(now, message=message)
+    return now._replace(message=message)
 
 
 def repeats(before: Reason | None, now: Reason) -> bool:
@@ -283,7 +282,7 @@ class Coordinator:
         if not done or not self._roster.own.grouped:
             return None
         ended = f"{ranks_in_words(done)} had ended with exit code 0"
-        return replace(reason, message=f"{reason.message}; {ended}, so there is no restart")
+        return reason._replace(message=f"{reason.message}; {ended}, so there is no restart")
 
     def give_up(self, reason: Reason) -> None:
         """Report to the others that this node does not start again."""
@@ -311,7 +310,7 @@ class Coordinator:
             if waited and not failure.culprits:
                 return _waited_for(done, failure)
             message = f"after {ranks_in_words(done)} had ended with exit code 0: {failure.message}"
-            return replace(failure, message=message)
+            return failure._replace(message=message)
         return self._unmet()
 
     def _await_others(self, inbox: Inbox) -> None:
@@ -383,4 +382,4 @@ class Coordinator:
 def _waited_for(done: tuple[int, ...], reason: Reason) -> Reason:
     """The reason of ranks that waited for some which had ended with 0."""
     waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
-    return replace(reason, type="Left", message=f"{waited}: {reason.message}", culprits=done)
+    return reason._replace(type="Left", message=f"{waited}: {reason.message}", culprits=done)

@@ -132,7 +132,7 @@ class Roster:
 
     def give_up(self, reason: Reason) -> None:
         """Report that this node will not start again."""
-        short = replace(reason, message=reason.message[:_MAX_MESSAGE])
+        short = reason._replace(message=reason.message[:_MAX_MESSAGE])
         self.report(state=FAILED, reason=short.encode())
 
     def flush(self, seconds: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import SpecError
@@ -61,7 +60,7 @@ class TrainJobReader(IndexedReader):
         _check_reference(trainjob, runtimes)
         runtime = copy.deepcopy(runtimes[0]) if runtimes else {}
         if problems := list(type_problems(fit(runtime, self.target.shapes["runtime"])[1])):
-            raise SpecError([replace(p, path=("runtime", *p.path)) for p in problems])
+            raise SpecError([p._replace(path=("runtime", *p.path)) for p in problems])
         notes = []
         if len(spec.get("runtimePatches") or ()) < len(original.get("runtimePatches") or ()):
             notes.append(f"left out, since Kueue sets it again: the runtimePatches of {KUEUE}")

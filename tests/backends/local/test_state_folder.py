@@ -3,7 +3,6 @@ import os
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,14 +195,14 @@ def test_a_process_that_agrees_in_all_is_killed(sleeper):
 
 @pytest.mark.parametrize("change", [{"started": "1"}, {"boot": "another"}])
 def test_another_process_of_the_same_number_is_not(sleeper, change):
-    other = replace(Identity.of(sleeper.pid), **change)
+    other = Identity.of(sleeper.pid)._replace(**change)
     assert not other.alive
     assert not other.kill()
     assert sleeper.poll() is None
 
 
 def test_of_another_machine_nothing_is_known_and_nothing_signaled(sleeper):
-    other = replace(Identity.of(sleeper.pid), host="elsewhere")
+    other = Identity.of(sleeper.pid)._replace(host="elsewhere")
     assert other.alive
     assert not other.kill()
     assert sleeper.poll() is None
