@@ -86,8 +86,9 @@ def _of_module(tree, module):
 def _of_tables():
     """Expressions that rules and tables hold."""
     from k8sjob.observe.diagnose import output
+    from k8sjob.observe.diagnose.finding import load_rules
 
-    for rule in output.RULES:
+    for rule in load_rules("output"):
         yield f"rule of output: {rule.pattern[:40]}", "search", re.compile(rule.pattern, re.DOTALL)
     for prefix in output._LOG_PREFIXES:
         yield f"prefix of output: {prefix[:40]}", "sub", re.compile(prefix)

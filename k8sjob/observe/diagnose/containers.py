@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from k8sjob.findings import Finding
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
-_PULLING: Final = frozenset(load_data("pull")["reasons"])
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SIDECAR_ENDS: Final = timedelta(seconds=15)
 """Time by which another container may end after the training one."""
@@ -38,8 +37,6 @@ _KILLED_AFTER: Final = timedelta(seconds=60)
 _RESOLVED: Final = timedelta(seconds=10)
 """Time after which the name of a ready Master can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
-_CREATION_RULES: Final = load_rules("containers")
-_PULL_RULES: Final = load_rules("pull")
 _NAMES: Final = re.compile(
     r"\[[^][]*+\](?::\d+)?|\b(?!i/o\b)\w\S{0,250}[/.:@]\w\S*|(?<=lookup )\S+"
     r"|(?<=manifest )\S+(?= in )|(?<=pull image )\"[^\"]*\"|(?<=pulling image )\"[^\"]*\""
@@ -49,7 +46,9 @@ _NAMES: Final = re.compile(
 
 def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """An image that cannot be pulled, and why."""
-    container = next((c for c in pod.containers if c.waiting.get("reason") in _PULLING), None)
+    waiting = [container for container in pod.containers if container.waiting]
+    pulls = (c for c in waiting if c.waiting.get("reason") in load_data("pull")["reasons"])
+    container = next(pulls, None)
     if container is None:
         return None
     image = container.spec.get("image") or container.status.get("image", "")
@@ -84,7 +83,7 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
     """Why an image cannot be pulled."""
     text = f"{reason} {_NAMES.sub('', message)}"
-    return best_match(_PULL_RULES, text, image=image, detail=_innermost(message))
+    return best_match(load_rules("pull"), text, image=image, detail=_innermost(message))
 
 
 def _innermost(message: str) -> str:
@@ -105,7 +104,7 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if reference := missing_reference(facts, message):
         return reference
     return first_match(
-        _CREATION_RULES,
+        load_rules("containers"),
         f"{'init ' * container.init}{message}",
         problem=f"its container {container.name!r} cannot be created: {one_line(message)}",
         whose="operator's " * (container.name == facts.target.pods.init_container),

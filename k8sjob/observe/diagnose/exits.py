@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Final
 
@@ -60,8 +61,7 @@ _LAUNCHER_ROOT: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """The rank that failed first, and its exit code, as torchrun and DeepSpeed's launcher say it."""
-_STEPS: Final = load_data("steps")
-_START_RULES: Final = load_rules("start")
+_steps: Final = partial(load_data, "steps")
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -125,7 +125,7 @@ def _hung(facts: Facts, end: Failure) -> Finding | None:
     where = f" --rank {culprits[0]}" if culprits else ""
     kind = end.reason.type if end.reason else ""
     verb = "works, and the others waited too long for it" if kind == "Late" else "hung"
-    step = _STEPS["waited"].get(kind, "if a step may take that long, raise run.hang_timeout")
+    step = _steps()["waited"].get(kind, "if a step may take that long, raise run.hang_timeout")
     if end.reason and not culprits:  # all wait, and would forever
         step = (
             "all ranks must make the same calls in the same order, with tensors of the same shape"
@@ -144,7 +144,7 @@ def _refused_by_preflight(facts: Facts, end: Failure) -> Finding | None:
         return None
     reason = end.reason
     replicas = list(dict.fromkeys(map(facts.replica_of, reason.culprits)))
-    steps = _STEPS["preflight"]
+    steps = _steps()["preflight"]
     step = steps["local" if facts.local else "none"]
     if reason.nodes and not facts.local:
         options = " ".join(f"--avoid-node {node}" for node in reason.nodes)
@@ -190,7 +190,7 @@ def _not_executable(facts: Facts, end: Failure) -> Finding | None:
     if end.reason and not is_bare_exit(end.reason):
         return None
     lines = [*end.message.splitlines(), *_output(facts, end).context]
-    return _explained(end, explain_by(_START_RULES, lines, local=facts.local))
+    return _explained(end, explain_by(load_rules("start"), lines, local=facts.local))
 
 
 def _cannot_start(facts: Facts, end: Failure) -> Finding | None:
@@ -265,7 +265,7 @@ def _explained_by_output(facts: Facts, end: Failure) -> Finding | None:
         pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
         if pod and asked and _NO_GPU.search(explanation.problem):
-            step = _STEPS["sees_no_gpu"].format(node=pod.node)
+            step = _steps()["sees_no_gpu"].format(node=pod.node)
             explanation = explanation._replace(next_step=step)
     return _explained(end, explanation)
 
@@ -345,7 +345,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Finding | None:
         lasted |= event.get("count", 1) >= _OFTEN and present is not None and present.uid == uid
         if began and lasted:
             problem = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
-            return _finding(end, Cause.KILLED, problem, _STEPS["kubelet"][event["reason"]])
+            return _finding(end, Cause.KILLED, problem, _steps()["kubelet"][event["reason"]])
     return None
 
 
@@ -356,7 +356,7 @@ def _killed(facts: Facts, end: Failure) -> Finding | None:
         return None
     signal_name = f"{name}_local" if facts.local else name
     look = f"see its last lines: k8sjob logs {facts.output_argument} -r {end.replica}"
-    step = _STEPS["signal"].get(signal_name) or _STEPS["signal"].get(name, look)
+    step = _steps()["signal"].get(signal_name) or _steps()["signal"].get(name, look)
     step = step.replace("{namespace}", facts.namespace)
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
@@ -406,7 +406,7 @@ def _refused_checkpoint(facts: Facts, end: Failure) -> Finding | None:
 
 def _crashed(facts: Facts, end: Failure) -> Finding:
     error = _output(facts, end).error
-    steps = (step for words, step in _STEPS["crashed"].items() if words in "\n".join(error))
+    steps = (step for words, step in _steps()["crashed"].items() if words in "\n".join(error))
     step = next(steps, "correct the script")
     if any(map(ARGUMENTS_REFUSED.match, error)):
         step = "correct run.args, or the arguments after `--`"

@@ -207,8 +207,9 @@ def load_data(name: str) -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
+@cache
 def load_rules(name: str) -> tuple[Rule, ...]:
-    """The rules of a file in the folder `rules`, in their order."""
+    """The rules of a file in the folder `rules`, in their order; read when they are needed."""
     rules, classes = [], load_data(name).get("classes", {})
     for fields in load_data(name)["rule"]:
         pattern, types = fields["pattern"], fields.get("types", "")

@@ -18,7 +18,6 @@ _OF_ONE_POD: Final = frozenset(
     {"emptyDir", "hostPath", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "name"}
 )
 """Fields of a Pod's volumes that are not the same disk, and written to, on each node."""
-_FIELDS: Final[dict[str, str]] = load_data("manifest_fields")
 
 
 def equal_steps(facts: Facts) -> str:
@@ -38,7 +37,7 @@ def equal_steps(facts: Facts) -> str:
 def in_manifest(facts: Facts, finding: Finding) -> Finding:
     """The finding with the fields of the job's own object in place of those of a job.yaml."""
     step, roles = finding.next_step, facts.job.replicas
-    for pattern, text in _FIELDS.items():
+    for pattern, text in load_data("manifest_fields").items():
         step = re.sub(pattern, text, step)
     of_replica = (role for name in finding.replicas for role in roles if name in role)
     role = next(of_replica, roles[0] if roles else None)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _RECREATED: Final = "it is recreated; with checkpoints the job continues from the newest one"
 _SUBMIT_AGAIN: Final = "submit the job again; with checkpoints it continues from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
-_EVICTION_RULES: Final = load_rules("evicted")
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
     "TerminationByKubelet": "its node had to end it",
@@ -262,5 +261,5 @@ def _preempted(replica: str, message: str) -> Explanation:
 
 def _evicted(replica: str, message: str) -> Explanation:
     problem = f"evicted by its node: {message.strip().rstrip('.')}"
-    explanation = best_match(_EVICTION_RULES, message, problem=problem, recreated=_RECREATED)
+    explanation = best_match(load_rules("evicted"), message, problem=problem, recreated=_RECREATED)
     return explanation._replace(replica=replica)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from k8sjob.contract import Reason
     from k8sjob.observe.diagnose.facts import Failure
 
-RULES: Final = load_rules("output")
-_DOWNLOAD: Final = load_rules("download")
 _NO_EXCEPTION: Final = frozenset({"", "Signal"})
 """Types of a Reason where the process reported no exception."""
 _RANK: Final = re.compile(r"^(?:\[\w+\]:|\[\d+,\d+\]<std\w+>:|\((?:\w+ )?pid=\d+[^)]*\))\s?")
@@ -274,11 +272,13 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     causes = [(cause,) for cause in output.causes]
     if output.reported:
         errors = (output.error, *causes)
-        downloads = [d for error in errors if (d := explain_by(_DOWNLOAD, error, local=local))]
+        downloads = [
+            d for error in errors if (d := explain_by(load_rules("download"), error, local=local))
+        ]
         if downloads:
             return next((d for d in downloads if "://" in d.problem), downloads[0])
     for error in (*causes, output.error):
-        if explanation := explain_by(RULES, error, local=local):
+        if explanation := explain_by(load_rules("output"), error, local=local):
             return explanation
     if not any(_UNSPECIFIC.search(line) for line in output.error):
         return None
@@ -289,9 +289,9 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
 def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The problem between ranks that lines tell, the most telling rule first; None for none."""
     raised = [line.partition("what(): ")[2].strip() for line in lines if "what(): " in line]
-    if explanation := explain_by(RULES, raised, local=local):
+    if explanation := explain_by(load_rules("output"), raised, local=local):
         return explanation  # of a C++ exception, which has ended the process
-    rules = [rule for rule in RULES if rule.any_line]
+    rules = [rule for rule in load_rules("output") if rule.any_line]
     # torch also warns where it tries again: such a line counts where nothing else follows it.
     last = library_lines(lines)
     lines = [line for line in lines if line in last or not _TORCH_WARNING.match(line)]

@@ -55,7 +55,6 @@ _INVALID: Final = re.compile(r"Invalid value: [^:]{1,100}: ")
 _UNUSABLE: Final = re.compile(
     r'provider "?[^":]{1,253}"?: Forbidden: not usable by user or serviceaccount(?:, )?'
 )
-_RULES: Final = load_rules("creation")
 
 
 def creation_refused(facts: Facts) -> Iterator[Finding]:
@@ -156,7 +155,7 @@ def _explain(facts: Facts, message: str) -> Explanation:
         )
     constraint = _constraint(facts, message)
     return best_match(
-        _RULES,
+        load_rules("creation"),
         message,
         message=message,
         namespace=facts.namespace,

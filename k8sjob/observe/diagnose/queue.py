@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _NO_WORKLOAD: Final = timedelta(seconds=8)
 """Kueue makes the Workload of a new job within a second."""
 _SHORT: Final = re.compile(r"insufficient (?:unused )?quota for (\S+) in flavor ([^\s,;]+)")
-_MESSAGES: Final[dict[str, list[str]]] = load_data("queue")
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,()]++), JobUID: ([^,()]++)\)")
 
 
@@ -143,7 +142,7 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
 
 
 def _has(text: str, kind: str) -> bool:
-    return any(part in text for part in _MESSAGES[kind])
+    return any(part in text for part in load_data("queue")[kind])
 
 
 def _undecided_checks(workload: Json) -> str:

@@ -39,7 +39,6 @@ _SCALE_UP: Final = timedelta(minutes=15)
 _ADDS: Final = "pod triggered scale-up: "
 _ADDS_NONE: Final = "pod didn't trigger scale-up: "
 _CHECK_PLUGIN: Final = "have the device plugin"
-_REASON_RULES: Final = load_rules("scheduling")
 
 
 def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
@@ -140,7 +139,7 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
     )
     has, are, lack = ("has", "is", "lacks") if count == 1 else ("have", "are", "lack")
     explanation = best_match(
-        _REASON_RULES,
+        load_rules("scheduling"),
         reason,
         count=str(count),
         reason=reason,

@@ -23,19 +23,16 @@ _AWAITS_VOLUME: Final = "unbound|find available persistent volumes|non-existent 
 """In the scheduler's message; it gives up binding after ten minutes, and tries again."""
 _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
-_REFERENCES: Final = load_rules("references")
-_CLAIMS: Final = load_rules("claims")
-_MOUNTS: Final = load_rules("mounts")
 
 
 def missing_reference(facts: Facts, message: str) -> Explanation | None:
     """A secret or config map, or a key in one, that the kubelet did not find."""
-    return first_match(_REFERENCES, message, namespace=facts.namespace)
+    return first_match(load_rules("references"), message, namespace=facts.namespace)
 
 
 def unbound(facts: Facts, pod: ReplicaPod, message: str) -> Explanation | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
-    if explanation := first_match(_CLAIMS, message, namespace=facts.namespace):
+    if explanation := first_match(load_rules("claims"), message, namespace=facts.namespace):
         return explanation
     if not re.search(_AWAITS_VOLUME, message):
         return None
@@ -115,5 +112,5 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
     detail = re.sub(r"(?s)\nMounting command:(?:(?!\nMounting command).)*?\nOutput: ", ": ", detail)
     detail = f"{subject} cannot be mounted: {one_line(detail)}"
-    explanation = first_match(_MOUNTS, message, detail=detail)
+    explanation = first_match(load_rules("mounts"), message, detail=detail)
     return explanation and explanation._replace(since=pod.created_at)
