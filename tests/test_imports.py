@@ -78,7 +78,9 @@ def test_jobs_are_observed_without_what_reads_a_job_file():
     names = loaded("from k8sjob.cli import archive, delete, list, logs, status, watch, why")
     assert not names & {"pydantic", "jinja2", "kubernetes", "starlette", "uvicorn"}
     names = loaded("import k8sjob.cli.list, k8sjob.backends.cluster.backend")
-    assert not names & {"difflib", "shutil", "k8sjob.targets.readers"}  # mistakes, kubectl, adopt
+    assert not names & {"difflib", "logging", "shutil", "tomllib"}  # mistakes, warnings, kubectl
+    names = loaded("import k8sjob.cli.status, k8sjob.backends.cluster.backend")
+    assert not names & {"k8sjob.backends.local", "k8sjob.backends.record", "k8sjob.targets.readers"}
 
 
 def test_a_push_that_remembers_its_job_reads_none():
