@@ -19,7 +19,7 @@ from k8sjob.view.formats import duration, file_name, number
 from k8sjob.view.summary import REPEATS, JobSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class ShownEvents:
@@ -105,7 +105,7 @@ class _Block:
     """A traceback that is being written.
 
     Attributes:
-        written: when its last line was, by the clock of Errors.
+        written: when its last line was, by time.monotonic().
     """
 
     written: float
@@ -120,10 +120,8 @@ class Errors:
     until it is complete, and left out if another replica has written the same one.
     """
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, *, verbose: bool = False
-    ) -> None:
-        self._clock, self._verbose = clock, verbose
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
         # (replica, rank or None for lines without one) -> the traceback that it is writing
         self._open: dict[tuple[str, str | None], _Block] = {}
         self._raised = dict[str, None]()
@@ -136,7 +134,7 @@ class Errors:
         """The events to show now; to be called several times a second, with none too."""
         for event in events:
             self._take(event)
-        late = self._clock() - _PATIENCE_S
+        late = time.monotonic() - _PATIENCE_S
         return self._closed([key for key, block in self._open.items() if block.written <= late])
 
     def rest(self) -> Sequence[Event]:
@@ -166,8 +164,8 @@ class Errors:
         block = self._open.get(key)
         fits = block and len(block.lines) < _MOST_LINES and len(written) <= _LONGEST_LINE
         if event.kind == LOG and (fits or (not block and line == _HEAD)):
-            block = self._open.setdefault(key, _Block(self._clock()))
-            block.written = self._clock()
+            block = self._open.setdefault(key, _Block(time.monotonic()))
+            block.written = time.monotonic()
             block.lines.append(line)
             block.events.append(event)
             if rank is None and line != _HEAD and not _is_in_frame(line):  # the error itself
@@ -275,8 +273,8 @@ _LONE_S: Final = 10.0
 class Epochs:
     """Joins a job's events about the end of an epoch into one METRICS event."""
 
-    def __init__(self, *, pace: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace, self._clock = pace, clock
+    def __init__(self, *, pace: bool) -> None:
+        self._pace = pace
         self._epoch: dict[str, Any] = {}
         self._logged = set[str]()
         self._last: Event | None = None
@@ -308,7 +306,7 @@ class Epochs:
             case EventKind.CHECKPOINT:
                 if self._checkpoint:
                     yield self._checkpoint
-                self._checkpoint, self._written = event, self._clock()
+                self._checkpoint, self._written = event, time.monotonic()
             case EventKind.STARTING | EventKind.FINISHED:  # without a line of their own
                 yield event
             case _:
@@ -317,7 +315,7 @@ class Epochs:
 
     def late(self) -> Iterator[Event]:
         """The output that has been held back for too long; call it several times a second."""
-        now = self._clock()
+        now = time.monotonic()
         if self._last and now - self._since >= _HOLD_S:
             yield from self._close()
         if self._checkpoint and not self._last and now - self._written >= _LONE_S:
@@ -331,7 +329,7 @@ class Epochs:
             self._checkpoint = None
 
     def _open(self, event: Event) -> None:
-        progress, self._last, self._since = Progress.of(event.data), event, self._clock()
+        progress, self._last, self._since = Progress.of(event.data), event, time.monotonic()
         self._logged = set()
         epoch = max(progress.epoch, 1)
         self._epoch = {"epoch": f"{epoch}/{progress.epochs}" if progress.epochs else epoch}

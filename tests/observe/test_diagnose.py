@@ -103,9 +103,6 @@ def test_the_job_itself(condition, cause, step):
         assert condition.split(":")[2] in finding.message
 
 
-NO_MODULE = "ModuleNotFoundError: No module named"
-
-
 ENDS = json.loads(Path(__file__).with_name("ends.json").read_text())
 """How containers ended, with their last output; `expected` has the cause and a part of the message,
 whose end is a `$`; `step` a part of the next step."""
@@ -127,19 +124,6 @@ def test_a_container_that_ended(row):
     assert note in finding.message + "$"
     assert row.get("step", "") in finding.next_step
     assert finding.next_step
-
-
-@pytest.mark.parametrize("namespace", ["local", "blue"])
-@pytest.mark.parametrize("more", ["", "; 'utils' is not a package"])
-def test_a_package_that_was_found_need_not_be_installed(namespace, more):
-    """Python names the first part that it does not find."""
-    state = snapshot("Failed:x:why", pods=[make_pod("master-0", "Failed", terminated=ended(1))])
-    state.job.raw["metadata"]["namespace"] = namespace
-    (finding,) = diagnose(state, {"master-0": [f"{NO_MODULE} 'utils.data'{more}"]})
-    assert "no module named 'utils.data'" in finding.message
-    assert finding.next_step.startswith("'utils' was found, but not that module in it")
-    assert "rename a file utils.py" in finding.next_step
-    assert "install 'utils'" not in finding.next_step
 
 
 def test_replicas_that_ended_with_their_supervisor_are_no_cause():

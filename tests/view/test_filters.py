@@ -1,6 +1,7 @@
 """Errors are shown once and without the frames of libraries, the end of an epoch is one line."""
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,12 @@ from k8sjob.view.lines import phrase, unstyled
 from k8sjob.view.views import PlainView
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which stands still at `now`."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("k8sjob.view.filters.time.monotonic", lambda: clock.now)
+    return clock
 
 
 def log(text, replica="master-0"):
@@ -49,7 +51,7 @@ def written(events):
 
 
 def all_of(*events):
-    errors = Errors(Clock())
+    errors = Errors()
     return written([*errors.take(events), *errors.rest()])
 
 
@@ -86,9 +88,8 @@ def test_of_many_replicas_some_are_named():
     assert shown[1:] == [("", "worker-1, worker-2 and 97 more: the same error as worker-0")]
 
 
-def test_nothing_is_held_back_for_long():
-    clock = Clock()
-    errors = Errors(clock)
+def test_nothing_is_held_back_for_long(clock):
+    errors = Errors()
     assert errors.take(by_rank(1, SCRIPT[:2])) == []
     clock.now = 1.5
     assert written(errors.take([])) == written(by_rank(1, SCRIPT[:2]))
@@ -96,7 +97,7 @@ def test_nothing_is_held_back_for_long():
 
 def test_the_last_state_comes_after_what_was_held_back():
     ended = Event(EventKind.JOB, {"state": "Failed"})
-    errors = Errors(Clock())
+    errors = Errors()
     events = [*by_rank(0, SCRIPT), ended]
     assert list(errors.take(events)) == events
 
@@ -248,8 +249,8 @@ def checkpoint(step):
     return Event(EventKind.CHECKPOINT, {"path": f"/c/step-{step}.pt"}, 0.0, "master-0")
 
 
-def texts(*events, clock=None, pace=False):
-    lines = Epochs(pace=pace, clock=clock or Clock())
+def texts(*events, pace=False):
+    lines = Epochs(pace=pace)
     found = [shown for event in events for shown in (*lines.take(event), *lines.late())]
     return [unstyled(phrase(one) or [(one.kind, "")]) for one in (*found, *lines.rest())]
 
@@ -276,9 +277,8 @@ def test_a_checkpoint_that_is_late_is_in_the_next_line(progress):
     ]
 
 
-def test_a_checkpoint_waits_for_seconds_and_an_epoch_for_a_minute(progress):
-    clock = Clock()
-    lines = Epochs(pace=False, clock=clock)
+def test_a_checkpoint_waits_for_seconds_and_an_epoch_for_a_minute(progress, clock):
+    lines = Epochs(pace=False)
     assert list(lines.take(checkpoint(3))) == []
     clock.now = 9.0
     assert list(lines.late()) == []
