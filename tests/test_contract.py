@@ -53,6 +53,7 @@ def test_an_event_of_the_runtime_survives_its_line(kind):
         {"exit_code": -1},
         {"exit_code": 256},
         {"exit_code": 1, "rank": -2},
+        {"exit_code": 1, "time": math.inf},
         {"exit_code": 1, "time": math.nan},
         {"exit_code": 1, "culprits": [-5]},
         {"exit_code": 1, "culprits": "123"},

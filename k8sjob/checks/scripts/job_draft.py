@@ -29,6 +29,7 @@ from k8sjob.findings import invalid
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
+from k8sjob.yamldoc.reading import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -159,6 +160,9 @@ def _cells(file: Path) -> str:
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SpecError([invalid((), "not a notebook of format 4")], str(file)) from None
+    if sum(map(len, code)) > MAX_BYTES:
+        message = f"its code is longer than {MAX_BYTES} bytes"
+        raise SpecError([invalid((), message, "specify a smaller script")], str(file))
     return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
 
 

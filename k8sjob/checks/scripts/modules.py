@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import io
 import math
 import re
 import sys
 import time
+import tokenize
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -35,7 +37,7 @@ _MAX_PROGRAM: Final = 8 * MAX_BYTES
 _MAX_PARTS: Final = 30
 """Packages in each other in which a module is looked for."""
 _MAX_JOINED: Final = 1000
-"""Parts of a name, which Python parses in quadratic time (140 s, 1 GB)."""
+"""Parts of a name, values of an f-string: Python parses both in quadratic time (140 s, 1 GB)."""
 _LONG_NAME: Final = re.compile(rf"(?<![\w.])(?:[^\W\d]\w*+[\s\\]*\.[\s\\]*){{{_MAX_JOINED}}}")
 TIME_LIMIT: Final = 60
 """CPU seconds for a script with its modules. 10,000 lines take 3, all of Megatron-LM 10 to 15."""
@@ -193,6 +195,9 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
 def _tree(text: str) -> ast.Module:
     if text.count(".") > _MAX_JOINED and _LONG_NAME.search(text):
         raise _too_large(f"there is a name of more than {_MAX_JOINED} parts")
+    # Within the parser the time limit cannot act; Python 3.12 takes linear time.
+    if text.count("{") > _MAX_JOINED and sys.version_info < (3, 12) and _is_long_format(text):
+        raise _too_large(f"there is an f-string of more than {_MAX_JOINED} values")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
         try:
@@ -201,6 +206,15 @@ def _tree(text: str) -> ast.Module:
             raise SyntaxError("it is nested too deeply") from None
         except ValueError as error:  # null bytes, half surrogate pairs
             raise SyntaxError(str(error)) from None
+
+
+def _is_long_format(text: str) -> bool:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    with suppress(tokenize.TokenError, SyntaxError):
+        strings = (token.string for token in tokens if token.type == tokenize.STRING)
+        values = (text.replace("{{", "").count("{") for text in strings if "f" in text[:2].lower())
+        return any(count > _MAX_JOINED for count in values)
+    return False
 
 
 def program(entry: Module, roots: Sequence[Path]) -> list[Module]:

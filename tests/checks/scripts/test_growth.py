@@ -1,6 +1,7 @@
 """Lint of large and odd texts: its work grows as they do, or it says that it gives up."""
 
 import gc
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -110,7 +111,11 @@ def test_what_python_parses_in_quadratic_time_and_memory_is_refused():
         (finding,) = lint_script(text)
         assert finding.id == "script-unfinished"
         assert "a name of more than 1000 parts" in finding.message
-    assert lint_script("y = 'a b." + "c" * 500_000 + "'\n") == []
+    refused = lint_script("x = f'" + "{a}" * 200_000 + "'\n")
+    if sys.version_info < (3, 12):
+        assert "an f-string of more than 1000 values" in refused[0].message
+    assert lint_script("x = f'" + "{{a}}" * 20_000 + "'\n") == []  # no value
+    assert lint_script("x = '" + "{a}" * 20_000 + "'\ny = 'a b." + "c" * 500_000 + "'\n") == []
 
 
 @pytest.mark.parametrize("number", ["1e999", f"0x{'f' * 5000}"], ids=["infinite", "long"])
@@ -123,6 +128,13 @@ def test_odd_numbers_are_no_error_of_lint(number):
 def test_a_set_that_is_made_of_itself_is_no_error_of_lint():
     text = "import os\ns = set(os.listdir('.'))\ns = s | {'a'}\nx = list(s)\n"
     assert lint_script(text) == []
+
+
+def test_the_code_of_a_notebook_is_bounded(tmp_path):
+    cells = [{"cell_type": "code", "source": ["x = 1\n" * 200_000]}]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    with pytest.raises(SpecError, match="its code is longer than 1048576 bytes"):
+        draft(tmp_path / "a.ipynb", tmp_path)
 
 
 def test_a_folder_of_scripts_is_searched_by_their_own_imports(tmp_path, monkeypatch):
