@@ -40,7 +40,7 @@ def main(args: list[str] | None = None) -> NoReturn:
     # Modules are never garbage: looking through them again and again takes a tenth of a command.
     gc.set_threshold(_GARBAGE)
     if args is None:
-        # Nor at the end: it would take half a second with the `kubernetes` package.
+        # Nor at the end: it would take a sixth of a `render`.
         atexit.register(gc.freeze)
         args = sys.argv[1:]
     if (typed := take_completion()) is not None:

@@ -148,6 +148,7 @@ def test_two_folders_may_use_one_name(job, k8sjob, tmp_path, monkeypatch):
     resumed = k8sjob("run", other / first.name, "--resume", oldest)
     assert "found ['mine']" in resumed.out
     assert k8sjob("run", first, "--resume", "99999999").code == 102
+    assert "found []" in k8sjob("run", first, "--fresh").out
     assert k8sjob("delete", oldest).code == 0
     assert oldest not in k8sjob("list", "-o", "name").out
 

@@ -115,7 +115,7 @@ def test_ctrl_c_stops_the_job_and_a_second_one_kills_it(backend, folder, tmp_pat
     signal.signal(signal.SIGTERM, stop)
     print("here", flush=True); time.sleep(99)
     """
-    spec = spec_of(folder, script, policy={"termination_grace": 30})
+    spec = spec_of(folder, script, policy={"termination_grace": 90})
     stubborn = ["stubborn"] if times == 2 else []
     spec = spec.with_(run={"command": ["python", "main.py", *stubborn]})
     (folder / "job.yaml").write_text(spec.to_yaml())

@@ -258,8 +258,11 @@ def test_an_auth_provider_is_left_to_the_package(python, apiserver, monkeypatch)
     apiserver.on(GOOD)
     python(user).request("GET", NODES)
     assert tokens(apiserver) == [f"Bearer {token}"]
-    with pytest.raises(ApiError, match="cannot be used: its auth-provider gives no token"):
-        python({"auth-provider": {"name": "azure"}})
+    away = dict.fromkeys(("client-id", "client-secret", "refresh-token"), "x")
+    away |= {"id-token": "h.eyJleHAiOiAxfQ==.s", "idp-issuer-url": "https://127.0.0.1:1"}
+    for provider in ({"name": "azure"}, {"name": "oidc", "config": away}):
+        with pytest.raises(ApiError, match="cannot be used: its auth-provider gives no token"):
+            python({"auth-provider": provider})
 
 
 class BehindProxy(Server):

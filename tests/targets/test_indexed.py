@@ -282,24 +282,24 @@ def test_a_restart_policy_that_its_rules_forbid_is_refused_with_its_line(kind, t
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("path", "fields"),
     [
-        {"resources": {"cpu": 1, "master": {"cpu": 2}}},
-        {"gang": {"scheduler": "volcano"}},
-        {"policy": {"clean_pod_policy": "All"}},
-        {"policy": {"restart_policy": "Always"}},
-        {"policy": {"ttl_after_finished": "1h"}},
-        {"replicas": {"workers": 1, "elastic": {"min": 1, "max": 2}}},
-        {"run": {"command": ["tune", "run"]}},
-        {"annotations": {GROUP: "g"}, "kueue_queue": "q"},
+        ("resources.master", {"resources": {"cpu": 1, "master": {"cpu": 2}}}),
+        ("gang", {"gang": {"scheduler": "volcano"}}),
+        ("policy.clean_pod_policy", {"policy": {"clean_pod_policy": "All"}}),
+        ("policy.restart_policy", {"policy": {"restart_policy": "Always"}}),
+        ("policy.ttl_after_finished", {"policy": {"ttl_after_finished": "1h"}}),
+        ("replicas.elastic", {"replicas": {"workers": 1, "elastic": {"min": 1, "max": 2}}}),
+        ("run.command", {"run": {"command": ["tune", "run"]}}),
+        (f"annotations.{GROUP}", {"annotations": {GROUP: "g"}, "kueue_queue": "q"}),
     ],
 )
-def test_a_refusal_names_the_targets_that_have_the_field(fields):
+def test_a_refusal_names_the_targets_that_have_the_field(path, fields):
     refused = {target.name: [*target.refusals(JOB.spec(**fields))] for target in TARGETS}
     having = [name for name, problems in refused.items() if not problems]
     assert 0 < len(having) < len(TARGETS)
     for problem in [problem for problems in refused.values() for problem in problems]:
-        assert problem.path[0] in fields
+        assert ".".join(map(str, problem.path)) == path
         named = problem.next_step.partition("use target ")[2]
         assert set(named.replace(" or ", ", ").split(", ")) == set(having)
 

@@ -252,7 +252,7 @@ def _provided_token(access: Access) -> str:
     try:
         config.load_kube_config(access.kubeconfig, access.context, client_configuration=settings)
         return str(settings.api_key["BearerToken"]).removeprefix("Bearer ")
-    except (config.ConfigException, AttributeError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - of urllib3, google-auth or oauthlib, too
         raise ValueError(f"its auth-provider gives no token: {error}") from None
 
 
