@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -162,6 +163,11 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
     monkeypatch.setattr(k8sjob.backends.local.state_folder, "write_json", full)
     folder.ask("delete")
     assert folder.asked() == {"delete": {}}
+
+
+def test_the_lock_is_for_one_at_a_time(store):
+    with store.locked(), (store.root / "lock").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store, full_disk):
