@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.cli.find_job import Place, local_backend, place_options, warn_of_clock
+from k8sjob.cli.find_job import Place, place_options, warn_of_clock
 from k8sjob.cli.job_to_read import job_or_labels, read_job
 from k8sjob.cli.list import times
 from k8sjob.cli.options import format_option
@@ -59,12 +59,13 @@ def status_command(job: str | None, output: str, exit_code: bool, place: Place) 
     saved: Path | None = None
     written: list[Path] = []
     files: dict[str, str] = {}
-    if ref.namespace == LOCAL and not backend.recorded:
-        from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - of no use for a cluster's jobs
+    if ref.namespace == LOCAL:  # a cluster may have a namespace of that name, too
+        from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster
+        from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
 
-        local = local_backend()
-        saved, written = local.checkpoints(ref), written_files(local.folder(ref))
-        files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
+        if isinstance(backend, LocalBackend):
+            saved, written = backend.checkpoints(ref), written_files(backend.folder(ref))
+            files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
     match output:
         case "name":
             line(status.ref)

@@ -45,6 +45,8 @@ _AGAIN_SECONDS: Final = 60.0
 """Seconds between records of a running job."""
 _OLD: Final = timedelta(hours=1)
 """An end that long ago is not reported: the collector was away, or is new."""
+_EXIT_SECONDS: Final = 5.0
+"""How long an exit waits for a look at a job; a request may take much longer."""
 _MOST_PART: Final = 600
 """Characters of a cause or a next step in a message."""
 
@@ -118,7 +120,7 @@ class Collector:
         finally:
             stop.set()
             self._readers.shutdown(cancel_futures=True)
-            looks.join()
+            looks.join(_EXIT_SECONDS)
 
     def _changed(self, change: CollectionChange) -> None:
         match change.kind:
@@ -140,7 +142,8 @@ class Collector:
                 if job.is_complete and job.is_deleted:
                     del self._jobs[uid]
                 elif not (job.is_complete or stop.is_set()):
-                    self._read(job)  # here, or many would keep the readers from what ends
+                    with suppress(Exception):  # a report may fail, as to a closed stdout
+                        self._read(job)  # here, or many would keep the readers from what ends
 
     def _read(self, job: _Job) -> None:
         ref = JobRef.of(job_of(job.newest))

@@ -69,8 +69,13 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
     """
     # Of what is no job there is none: nothing could start it again.
-    if backend.recorded or ref.namespace == LOCAL or "/" in ref.name:
+    if backend.recorded or "/" in ref.name:
         return ""
+    if ref.namespace == LOCAL:  # a cluster may have a namespace of that name, too
+        from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster
+
+        if isinstance(backend, LocalBackend):
+            return ""
     try:
         with suppress(JobNotFound):  # deleted by somebody, or after its ttl
             Records().keep(backend, ref, judge=findings_to_keep)

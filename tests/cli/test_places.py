@@ -228,6 +228,19 @@ def test_what_the_pods_do_is_shown(there, api, k8sjob):
     assert f"runs as {digest}" in k8sjob("status", "sick").out
 
 
+def test_a_namespace_of_a_cluster_may_be_called_local(there, api, k8sjob, tmp_path):
+    job = there()
+    job["metadata"]["namespace"] = "local"
+    failed = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    job["status"] = {"conditions": [failed]}
+    api.jobs["local", "tiny"] = api.jobs.pop(("blue", "tiny"))
+    file = tmp_path / "fake.kubeconfig"
+    file.write_text(file.read_text().replace('"blue"', '"local"'))
+    assert "Failed" in k8sjob("status", "tiny").out
+    assert k8sjob("delete", "tiny").out == "local/tiny deleted\n"
+    assert list((tmp_path / "state/records/local").glob("tiny@*"))
+
+
 def test_a_job_that_a_finalizer_keeps_is_not_deleted(there, api, k8sjob):
     there("kept")["metadata"] |= {
         "deletionTimestamp": "2026-01-01T00:00:00Z",

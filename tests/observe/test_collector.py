@@ -11,7 +11,7 @@ from serving import Inbox, Server, trickle
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.contract import Reason
-from k8sjob.errors import JobNotFound, K8sJobError, StorageError
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError, StorageError
 from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.observe import collector, webhook
 from k8sjob.observe.collector import Collector
@@ -207,6 +207,45 @@ def test_jobs_that_take_long_to_read_keep_no_end_from_its_record():
 
     cluster.later = later
     collect(cluster, *[Kind.ADDED] * len(jobs), until=recorded)
+
+
+def test_a_line_that_cannot_be_reported_keeps_no_job_from_being_read():
+    lines, cluster = [""], Cluster(now("Running", pod=running("master-0")[0]))
+
+    def snapshot(ref):
+        if "Running" in lines[-1]:
+            raise BackendError("no answer")
+        return cluster.found
+
+    def report(line):
+        lines.append(line)
+        if "no answer" in line:
+            cluster.found = now("Failed", pod=FAILED)
+            raise BrokenPipeError
+
+    def changes():
+        yield CollectionChange(Kind.ADDED, cluster.found.job.raw)
+        waiting.until(lambda: "Failed" in lines[-1], 20)
+
+    cluster.snapshot = snapshot
+    Collector(cluster, Records(), None, (), report).run(changes(), threading.Event())
+
+
+def test_an_exit_does_not_wait_long_for_an_answer_about_a_job_that_runs(monkeypatch):
+    monkeypatch.setattr(collector, "_EXIT_SECONDS", 0.01)
+    asked, answer, answers = threading.Event(), threading.Event(), []
+    cluster = Cluster(now("Running", pod=running("master-0")[0]))
+
+    def snapshot(ref):
+        if Records().path(ref).exists():
+            asked.set()
+            answers.append(answer.wait(20))
+        return cluster.found
+
+    cluster.snapshot = snapshot
+    collect(cluster, Kind.ADDED, until=lambda _: asked.wait(20))
+    assert answers == []
+    answer.set()
 
 
 def test_a_job_that_stalls_is_reported_once(monkeypatch):
