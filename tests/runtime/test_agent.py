@@ -304,10 +304,10 @@ def test_a_launcher_that_the_script_starts_itself(run, nproc, name):
     script = f"""
         import subprocess, sys, time
         with open("{name}", "w") as file:
-            file.write("import time; time.sleep(2)")
+            file.write("import time; time.sleep(4)")
         subprocess.run([sys.executable, "./{name}", "--nproc_per_node=2", "train.py"])
     """
-    result = run(script, nproc=nproc, timeouts={"launcher": 0.5})
+    result = run(script, nproc=nproc, timeouts={"launcher": 2.0})
     events = [event.data for event in map(Event.decode, result.out.splitlines()) if event]
     commands = [data["command"] for data in events if data.get("reason") == "own-launcher"]
     assert len(commands) == (nproc == 2 and name == "torchrun")

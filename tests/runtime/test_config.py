@@ -49,7 +49,10 @@ def test_the_checkpoint_folder_of_this_machine_wins():
     [
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ('{"max_restarts": true}', "max_restarts is true, a value of another type"),
+        ('{"max_restarts": true}', "max_restarts is true, which is not valid"),
+        ('{"hang_timeout": -1}', "hang_timeout is -1"),
+        ('{"hang_timeout": NaN}', "hang_timeout is NaN"),
+        ('{"checkpoint_every": 0}', "checkpoint_every is 0"),
     ],
 )
 def test_an_invalid_value_is_named(text, seen):

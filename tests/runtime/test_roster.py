@@ -6,6 +6,7 @@ import hmac
 import json
 import socket
 import socketserver
+import sys
 import threading
 from dataclasses import asdict, replace
 
@@ -14,6 +15,7 @@ from waiting import until
 
 from k8sjob.contract import Event, EventKind, Reason
 from k8sjob.runtime.agent import roster as module
+from k8sjob.runtime.agent.attempt import Attempt
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount
 from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect, _port
 from k8sjob.runtime.base.config import agents_key
@@ -85,6 +87,25 @@ def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others,
         second.report(restarts=others)
         second.flush(5)
         assert Coordinator(nodes[0], first, RestartCount(None, 3)).next_restart(own) == following
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+@pytest.mark.parametrize(
+    ("master", "source", "grouped"),
+    [
+        ("digits-master-0", "127.0.0.2", True),
+        ("digits-master-0", "127.0.0.1", False),  # within a pod
+        ("127.0.0.1", "127.0.0.2", False),  # of whichever node
+    ],
+)
+def test_what_a_script_starts_has_a_group_where_nodes_are_connected(master, source, grouped):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        node = NodeEnv(1, 2, 1, master, address[1])
+        with socket.create_connection(address, source_address=(source, 0)):
+            state = roster(node)
+            Coordinator(node, state, RestartCount(None, 3)).note(Attempt())
+    assert state.own.grouped is grouped
 
 
 def test_a_new_node_0_learns_from_the_others(nodes):

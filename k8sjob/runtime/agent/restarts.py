@@ -21,7 +21,7 @@ from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
 from k8sjob.runtime.base.event_lines import log_line, write_event, write_restart
 from k8sjob.runtime.base.hangs import decode_ranks, encode_ranks, hang_of
-from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.base.network import is_connected, is_loopback
 from k8sjob.runtime.base.termination import describe
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class Coordinator:
     def note(self, record: Attempt) -> None:
         """Report whether the ranks have used torch and formed a group."""
         state = self._roster.own
-        grouped = state.grouped or self._spans(record)
+        grouped = state.grouped or self._spans(record) or self._connected()
         torch = state.torch or any(report.torch for report in record.states.values())
         started = state.started or any(report.started for report in record.states.values())
         if (grouped, torch, started) != (state.grouped, state.torch, state.started):
@@ -377,6 +377,12 @@ class Coordinator:
         """Whether a group, or RPC, spans several nodes; where there is one node, several ranks."""
         alone = self._node.processes if self._node.nnodes > 1 else 1
         return any(max(report.ranks, report.called) > alone for report in record.states.values())
+
+    def _connected(self) -> bool:
+        """Whether processes of two nodes are connected, such as a launcher's in a script."""
+        # What a rank has started has no observer. On loopback all nodes have the same connections.
+        apart = self._node.nnodes > 1 and not is_loopback(self._node.master_addr)
+        return apart and is_connected(self._node.master_port)
 
 
 def _waited_for(done: tuple[int, ...], reason: Reason) -> Reason:

@@ -161,10 +161,10 @@ def _decode(text: str) -> RuntimeConfig:
     body = _object(contract.CONFIG_ENV, text)
     body = {key: value for key, value in body.items() if key in _DEFAULTS}
     for key, value in body.items():
-        if type(value) not in _kinds(key):
+        if type(value) not in _kinds(key) or not _in_range(key, value):
             raise EnvError(
-                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, a value of another"
-                " type; let `k8sjob render` write it"
+                f"{contract.CONFIG_ENV}: {key} is {_short(json.dumps(value))}, which is not"
+                " valid; let `k8sjob render` write it"
             )
     return RuntimeConfig(**body)
 
@@ -177,6 +177,13 @@ def _kinds(key: str) -> set[type]:
     # JSON may write 30.0 as 30, and a checkpoint is saved every epoch or so many steps.
     also_whole = isinstance(default, float) or key == "checkpoint_every"
     return {type(default), int} if also_whole else {type(default)}
+
+
+def _in_range(key: str, value: Any) -> bool:
+    # A manifest may be edited: another text would save no checkpoint, and without a word.
+    if key == "checkpoint_every":
+        return value == "epoch" or (type(value) is int and value > 0)
+    return not isinstance(value, int | float) or 0 <= value < float("inf")
 
 
 def _short(text: str) -> str:

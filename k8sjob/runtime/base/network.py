@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.runtime.base.config import TIMEOUTS
@@ -28,6 +30,19 @@ def _ip_address(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return ipaddress.ip_address("127.0.0.1" if addr == "localhost" else addr)
     except ValueError:
         return None
+
+
+def is_connected(port: int) -> bool:
+    """Whether a process of this pod has a TCP connection with another address through a port."""
+    ending = f":{port:04X}"  # as the kernel writes it, after the address
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                local, remote, state = line.split()[1:4]
+                established = state == "01" and ending in {local[-5:], remote[-5:]}
+                if established and local[:-5] != remote[:-5]:
+                    return True
+    return False
 
 
 def reserve(addr: str) -> socket.socket:
