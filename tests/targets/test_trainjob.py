@@ -131,6 +131,11 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
         ({"run": {"command": ["tune", "run"]}}, "run.command", "Trainer rewrites `tune run`"),
         ({"target": "jobset", "overlay": {"runtime": {}}}, "overlay.runtime", "a TrainJob's"),
         (
+            {"target": "job", "overlay": {"spec": {"completions": 3}}},
+            "overlay.spec.completions",
+            "3 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
+        (
             {"target": "job", "overlay": {"spec": {"parallelism": 1}}},
             "overlay.spec.parallelism",
             "1 of 2 Pods at a time",
