@@ -32,6 +32,7 @@ _HOME = {
     "SyncBatchNorm": "strategies.sync_batchnorm",
     "session": "sessions",
 }
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

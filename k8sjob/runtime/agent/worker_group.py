@@ -266,6 +266,8 @@ def kill_children(spared: Collection[int | None] = ()) -> None:
 
 def _reap(own_children: Collection[int]) -> None:
     """Reap the adopted children that have ended; stops at the first one of `own_children`."""
+    if not hasattr(os, "waitid"):
+        return
     with suppress(ChildProcessError):
         while True:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -302,6 +304,9 @@ def _exit(status: int) -> Exit:
 
 def _peek(pid: int) -> int | None:
     """The return code of an ended child, which stays a zombie; None while it runs."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: reaped at once
+        done, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if done else None
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return None

@@ -200,6 +200,7 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
             f"RANK={node_rank} is not below the number of nodes, {nnodes} "
             f"({_seen(environ, 'WORLD_SIZE', 'PET_NNODES', 'PET_NPROC_PER_NODE')}); a node's RANK "
             f"is 0 to {nnodes - 1}: check replicas.workers and replicas.nproc_per_node"
+            " (in a manifest, the processes of the whole job, not of its elastic policy)"
         )
     addr, port = _master(environ, nnodes)
     return NodeEnv(node_rank, nnodes, nproc, addr, port)
