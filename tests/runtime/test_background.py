@@ -49,3 +49,10 @@ def test_a_rank_that_could_not_do_it_is_named(tallies):
     tallies[2].report("save/1", "No space left on device", failed=True)
     with pytest.raises(OSError, match="rank 2: No space left on device"):
         tallies[0].collect("save/1")
+
+
+def test_nobody_waits_for_a_rank_that_has_gone(tallies):
+    tallies[1].report("save/1", "done")
+    tallies[0].abandon()
+    with pytest.raises(OSError, match="rank 2 did not report that its part is written"):
+        tallies[0].collect("save/1")

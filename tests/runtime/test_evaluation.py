@@ -6,7 +6,7 @@ from torch.nn import functional
 from k8sjob.runtime.base.env import DistEnv
 from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.comm.process_group import Group
-from k8sjob.runtime.evaluation import evaluate
+from k8sjob.runtime.evaluation import accuracy, evaluate
 from k8sjob.runtime.strategies.api import assemble
 
 
@@ -91,3 +91,16 @@ def test_modes_come_back_after_an_error():
     with pytest.raises(IndexError):
         run(model, data(), loss=lambda output, target: output[99])
     assert model.training
+
+
+@pytest.mark.parametrize(
+    ("output", "targets"),
+    [
+        (torch.ones(4, 2), (torch.ones(4),)),
+        (torch.ones(4, 2), ()),
+        ([torch.ones(4, 2)], (torch.ones(4),)),
+        (torch.ones(4, 2, 3), (torch.ones(4, 3).long(),)),
+    ],
+)
+def test_where_accuracy_means_nothing_there_is_none(output, targets):
+    assert accuracy(output, *targets) is None
