@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 
 import click
 
@@ -24,6 +25,8 @@ def mcp_command(allow_write: bool, allow_prove: bool) -> None:
 
     from k8sjob.cli.assistant import Assistant  # noqa: PLC0415 - the same
 
+    # SIGTERM becomes SIGINT there, which a shell ignores for what it starts in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     program = click.get_current_context().find_root().command
     anyio.run(Assistant(program, writes=allow_write, proves=allow_prove).serve)
     raise SystemExit  # the server has closed stdout, which could not be flushed

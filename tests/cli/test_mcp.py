@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,7 +243,8 @@ def test_a_command_ends_when_the_client(cancels, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("code", [0, 130], ids=["closed", "SIGTERM"])
 def test_stdout_has_the_protocol_alone(code, process):
-    server = process("mcp", stdin=subprocess.PIPE)
+    ignored = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)  # as a shell's background
+    server = process("mcp", stdin=subprocess.PIPE, preexec_fn=ignored)
     server.stdin.write('no JSON\n{"jsonrpc": "2.0", "id": 7, "method": "ping"}\n')
     server.stdin.flush()
     assert any(json.loads(line).get("id") == 7 for line in iter(server.stdout.readline, ""))
