@@ -154,8 +154,11 @@ class _Watcher:
     def _is_behind(self, sources: set[str]) -> bool:
         """Whether a source is open whose replica has ended, or runs and was not read yet.
 
-        A replica that runs when its job is deleted may have written nothing at all.
+        A job that has succeeded ran, whatever is known of its Pods. A replica that runs when its
+        job is deleted may have written nothing at all.
         """
+        if self._newest and self._newest[1].state is JobState.SUCCEEDED and not self._tails:
+            return True
         names = {source.partition(" ")[0] for source in sources}
         behind = _ENDED if self._deleted else _ENDED | {"Running"}
         return any(

@@ -267,7 +267,7 @@ def test_pods_that_end_after_their_job_are_not_waited_for():
     assert events[-1].data["state"] == "Succeeded"
 
 
-@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded"])
 def test_output_that_takes_long_to_begin_is_waited_for(phase):
     """A busy node's kubectl needs seconds; the list of Pods may be older than the job's end."""
 
@@ -276,8 +276,8 @@ def test_output_that_takes_long_to_begin_is_waited_for(phase):
             time.sleep(SETTLE_SECONDS + 0.7)
             yield from super().logs(ref, replica, **options)
 
-    state = {"running": {}} if phase == "Running" else {"terminated": {"exitCode": 0}}
-    pods = [make_pod("master-0", phase, **state)]
+    states = {"Running": {"running": {}}, "Succeeded": {"terminated": {"exitCode": 0}}}
+    pods = [make_pod("master-0", phase, **states.get(phase, {}))]
     backend = Slow([snapshot("Succeeded", pods=pods)], [line("master-0", "hello")])
     events = list(watch(backend, REF))
     assert texts(events) == ["hello"]
