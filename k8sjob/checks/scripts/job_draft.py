@@ -109,7 +109,7 @@ def _read(file: Path, text: str, folder: Path) -> Script:
 def _entry(file: Path, text: str, folder: Path) -> Module:
     try:
         inside = file.resolve().parent.relative_to(folder.resolve()).parts
-        return parse_module(text, str(file), "__main__", ".".join(inside))
+        return parse_module(text, str(file), package=".".join(inside))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0

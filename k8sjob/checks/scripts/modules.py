@@ -14,7 +14,6 @@ import warnings
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import lru_cache
 from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
@@ -181,7 +180,10 @@ def refusal(reason: str, source: str) -> SpecError:
     return SpecError([invalid((), reason, step)], source)
 
 
-@lru_cache(maxsize=_MAX_MODULES)  # `init` reads modules, and lints what it has written
+_parsed: Final[dict[tuple[str, str, str, str], Module]] = {}
+"""Modules by what they were parsed from: `init` reads them, and lints what it has written."""
+
+
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
     """The module in a text, the same one for the same arguments.
 
@@ -189,7 +191,13 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
         SyntaxError: Python cannot parse it.
         TooLarge: Python would take minutes for it.
     """
-    return Module(name, source, text, _tree(text), package)
+    key = (text, source, name, package)
+    if (module := _parsed.get(key)) is None:
+        # A module takes about 65 times the memory of its text.
+        if sum(len(parsed.text) for parsed in _parsed.values()) > _MAX_PROGRAM:
+            _parsed.clear()
+        module = _parsed[key] = Module(name, source, text, _tree(text), package)
+    return module
 
 
 def _tree(text: str) -> ast.Module:

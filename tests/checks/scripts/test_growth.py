@@ -161,6 +161,15 @@ def test_local_modules_are_bounded_by_their_length(tmp_path):
     assert len(modules.program(entry, [tmp_path])) == 1 + 9
 
 
+def test_parsed_modules_are_bounded_by_their_length(monkeypatch):
+    monkeypatch.setattr(modules, "_MAX_PROGRAM", 1000)
+    module = modules.parse_module("x = 1", "main.py")
+    for number in range(5):
+        assert modules.parse_module("x = 1", "main.py") is module
+        modules.parse_module(f"{number}\n" * 150, f"{number}.py")
+    assert modules.parse_module("x = 1", "main.py") is not module
+
+
 def test_a_script_is_freed_before_the_next_is_read():
     gc.collect()
     for number in range(12):
