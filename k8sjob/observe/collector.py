@@ -113,8 +113,8 @@ class Collector:
         looks.start()
         try:
             if self._webhook is not None:
-                for kept in self._records.messages().items():
-                    self._webhook.send(*kept)
+                for name, message in self._records.messages().items():
+                    self._webhook.send(name, message)
             for change in changes:
                 self._changed(change)
         finally:

@@ -97,6 +97,11 @@ class JobStatus(HasCard):
     replicas: tuple[ReplicaStatus, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def times(self) -> dict[str, datetime | None]:
+        """`created` to `since` by name."""
+        return {name: getattr(self, name) for name in TIMES}
+
 
 def job_state(snapshot: Snapshot) -> JobState:
     """The state alone, which of a list of many jobs takes a fraction of the time."""

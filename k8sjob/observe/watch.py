@@ -20,7 +20,7 @@ from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose import Cause, as_data, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
-from k8sjob.observe.status import TIMES, JobStatus, job_status
+from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import TARGETS, job_of, replica_names
 
@@ -494,6 +494,5 @@ def _warning(
 def _job_data(status: JobStatus) -> dict[str, Any]:
     """A job's status as the data of a JOB event; times are seconds since the epoch."""
     data = {name: getattr(status, name) for name in ("reason", "message", "exit_code")}
-    times = {name: getattr(status, name) for name in TIMES}
-    seconds = {name: time and time.timestamp() for name, time in times.items()}
+    seconds = {name: time and time.timestamp() for name, time in status.times.items()}
     return {"state": str(status.state), **data, **seconds}

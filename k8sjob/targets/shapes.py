@@ -19,7 +19,7 @@ METADATA: Final[Json] = {"labels": TEXTS, "annotations": TEXTS}
 ABOUT: Final[Json] = {
     "apiVersion": str,
     "kind": str,
-    "metadata": {"name": str, "namespace": str, "labels": TEXTS, "annotations": TEXTS},
+    "metadata": {"name": str, "namespace": str, **METADATA},
 }
 
 OPTIONAL_NAME: Final[Json] = {"name": str, "optional": bool}
@@ -114,8 +114,7 @@ LIVE_METADATA: Final[Json] = {
     "creationTimestamp": str,
     "deletionTimestamp": str,
     "deletionGracePeriodSeconds": int,
-    "labels": TEXTS,
-    "annotations": TEXTS,
+    **METADATA,
     "finalizers": [str],
     "ownerReferences": [{"kind": str, "name": str, "uid": str, "controller": bool}],
 }

@@ -16,7 +16,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.objects import IMAGE_ORIGIN, Pod, stamp
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import TIMES, JobStatus, job_state, job_status, reporting_replica
+from k8sjob.observe.status import JobStatus, job_state, job_status, reporting_replica
 from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
@@ -49,7 +49,6 @@ _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 def state_document(status: JobStatus) -> dict[str, Any]:
     """The first fields of a job's JSON, from its object alone."""
-    times = {name: getattr(status, name) for name in TIMES}
     return {
         "name": status.ref.name,
         "namespace": status.ref.namespace,
@@ -58,7 +57,7 @@ def state_document(status: JobStatus) -> dict[str, Any]:
         "reason": status.reason,
         "message": status.message,
         "exit_code": status.exit_code,
-        **{name: time and stamp(time) for name, time in times.items()},
+        **{name: time and stamp(time) for name, time in status.times.items()},
     }
 
 

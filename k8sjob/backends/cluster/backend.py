@@ -307,8 +307,8 @@ class ClusterBackend(Creation):
         if "/" in ref.name:
             yield from self.workloads.watch(ref, stop)
         else:
-            known = ref if ref.uid and ref.kind else JobRef.of(self._get(ref))
-            yield from snapshots(self.transport, known, stop)
+            whole_ref = ref if ref.uid and ref.kind else JobRef.of(self._get(ref))
+            yield from snapshots(self.transport, whole_ref, stop)
 
     def watch_jobs(
         self, *, stop: Event, all_namespaces: bool = False, selector: str = ""

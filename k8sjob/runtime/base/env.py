@@ -265,9 +265,9 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     local_world = _number(environ, "LOCAL_WORLD_SIZE", 1, minimum=1)
     ambiguous = "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1
     if ambiguous or not (0 <= rank < world and local < local_world <= world):
-        seen = _seen(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        variables = _seen(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         raise EnvError(
-            f"{seen}: a launcher sets all four, RANK below WORLD_SIZE, LOCAL_RANK below"
+            f"{variables}: a launcher sets all four, RANK below WORLD_SIZE, LOCAL_RANK below"
             " LOCAL_WORLD_SIZE, and LOCAL_WORLD_SIZE at most WORLD_SIZE; correct what sets them, or"
             " remove LOCAL_RANK and start the script with `python -m k8sjob.runtime` or torchrun"
         )
